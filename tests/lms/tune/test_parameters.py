@@ -2,6 +2,7 @@ import optuna
 import pytest
 
 from lms.errors import UsageError
+from lms.target import Target
 from lms.tune.parameters import command_line, parse_all
 
 
@@ -51,5 +52,6 @@ def test_a_name_that_is_given_twice_is_refused() -> None:
 
 
 def test_values_go_where_the_script_wants_them() -> None:
-    words = ["--epochs", "3", "model.lr={lr}"]
-    assert command_line(words, {"lr": -1e-05, "width": 8}) == ["--epochs", "3", "model.lr=-1e-05", "--width=8"]
+    target = Target("{width}/train.py", ("--epochs", "3", "model.lr={lr}"))  # the script's own name is left alone
+    words = ["{width}/train.py", "--epochs", "3", "model.lr=-1e-05", "--width=8"]
+    assert command_line(target, {"lr": -1e-05, "width": 8}) == words

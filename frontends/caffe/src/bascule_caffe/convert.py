@@ -83,7 +83,7 @@ def convert(
             torch.export.save(program, content)
     else:
         save_safetensors(net, output)
-        text = Path(net_path).read_text(encoding="utf-8").replace("\\", "\\\\").replace('"""', '\\"\\"\\"')
+        text = Path(net_path).read_text(encoding="utf-8-sig").replace("\\", "\\\\").replace('"""', '\\"\\"\\"')
         code = _MODULE.format(
             name=net.name or output.stem,
             source=Path(net_path).name,

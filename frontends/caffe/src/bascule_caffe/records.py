@@ -173,7 +173,7 @@ class HDF5Files(Records):
 
 def _lines_of(path: str) -> list[str]:
     try:
-        lines = [line.strip() for line in Path(path).read_text().splitlines() if line.strip()]
+        lines = [line.strip() for line in Path(path).read_text(encoding="utf-8-sig").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
         raise FileError(f"source {path} cannot be read as text: {error}") from None
     if not lines:

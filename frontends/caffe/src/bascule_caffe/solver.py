@@ -390,7 +390,7 @@ class Solver:
     def _at(self, field: str) -> str:
         """The file, and the line of a field in it, for an error."""
         try:
-            lines = Path(self.path).read_text().splitlines()
+            lines = Path(self.path).read_text(encoding="utf-8-sig").splitlines()
         except OSError:
             return self.path
         number = next((i for i, line in enumerate(lines, 1) if re.match(rf"\s*{field}\s*:", line)), None)

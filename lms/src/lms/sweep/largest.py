@@ -82,7 +82,7 @@ class Search:
 
     def command(self, value: int) -> list[str]:
         """The script with this value."""
-        return command_line(self.target.words, {self.range.name: value})
+        return command_line(self.target, {self.range.name: value})
 
     def record(self, value: int) -> None:
         """Record two steps with this value. Raises LMSError if they cannot be had."""

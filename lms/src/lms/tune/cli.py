@@ -119,7 +119,7 @@ def run(args: argparse.Namespace, options: Options, target: Target) -> int:
         if objective:
             variables = child.environment(study, trial._trial_id, args.heartbeat, args.sampler, args.pruner)
             return [sys.executable, "-m", "lms.tune", *bound, target.name], variables
-        return run_command(bound, command_line(target.words, trial.params), args.ranks), {}
+        return run_command(bound, command_line(target, trial.params), args.ranks), {}
 
     each = f"{args.at_once} at once, each with {shlex.join(bounds[0])}"
     say(f"study {name}, {each}; logs in {logs}; page: optuna-dashboard {study.shown}")
@@ -148,7 +148,7 @@ def run(args: argparse.Namespace, options: Options, target: Target) -> int:
         print(f"\nbest: {table.settings(best.params)}")
     else:
         ranks = ["ddlrun", "-np", str(args.ranks)] if args.ranks > 1 else []
-        words = command_line(target.words, best.params)
+        words = command_line(target, best.params)
         print(f"\nbest: {shlex.join([*ranks, 'lms', 'run', *bounds[0], *passed, *words])}")
     return 0
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from lms.errors import UsageError
+from lms.target import Target
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -79,17 +80,17 @@ def parse_all(texts: Sequence[str]) -> tuple[Parameter, ...]:
     return parameters
 
 
-def command_line(words: Sequence[str], values: Mapping[str, object]) -> list[str]:
-    """A script's arguments with the parameters' values.
+def command_line(target: Target, values: Mapping[str, object]) -> list[str]:
+    """A script and its arguments, with the parameters' values.
 
-    A value goes where a word holds `{NAME}`. If none does, `--NAME=VALUE` comes last.
+    A value goes where an argument holds `{NAME}`. If none does, `--NAME=VALUE` comes last.
     """
-    filled = list(words)
+    filled = list(target.args)
     for name, value in values.items():
         mark = "{" + name + "}"
-        if any(mark in word for word in words):
+        if any(mark in word for word in target.args):
             filled = [word.replace(mark, str(value)) for word in filled]
         else:
             # One word: argparse takes a second word such as -1e-05 for an option.
             filled.append(f"--{name}={value}")
-    return filled
+    return replace(target, args=tuple(filled)).words

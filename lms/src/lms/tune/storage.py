@@ -18,7 +18,7 @@ import sqlalchemy
 from optuna.exceptions import ExperimentalWarning, StorageInternalError
 from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial
-from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.exc import DBAPIError, InterfaceError, InternalError, OperationalError, PendingRollbackError
 
 from lms.console import say
 from lms.errors import LMSError, UsageError
@@ -170,12 +170,13 @@ def _begin_immediate(connection: Any) -> None:
 
 
 def _cause(error: Exception) -> BaseException:
-    """The error of the database that Optuna has made `error` of."""
+    """The database error behind Optuna's `error`."""
     cause = error.__cause__ or error if isinstance(error, StorageInternalError) else error
-    # Optuna takes an error of the query for all trials for too many variables, and asks again in the same transaction.
-    # That one has failed already, so its error says nothing.
+    # If its query for all trials fails, Optuna assumes too many variables, and repeats it in the transaction that has
+    # failed. The second error says no more than that.
     first = getattr(cause, "orig", cause).__context__
-    return first if isinstance(first, DBAPIError) else cause
+    repeated = isinstance(cause, InternalError | PendingRollbackError) and isinstance(first, DBAPIError)
+    return first if repeated else cause
 
 
 def _passes(error: BaseException) -> bool:

@@ -158,7 +158,7 @@ class Study:
 
     def report(self, trial: Trial, value: float, step: int) -> None:
         """Record the metric's value at a step, for the pruner."""
-        with suppress(UpdateFinishedTrialError), warnings.catch_warnings():  # dead to others, as `tell` will find
+        with suppress(UpdateFinishedTrialError), warnings.catch_warnings():  # another took it for dead: `tell` says so
             warnings.filterwarnings("ignore", "The reported value is ignored")  # said again by a trial tried alone
             trial.report(value, step)
 
