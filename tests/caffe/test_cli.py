@@ -170,7 +170,7 @@ def test_too_little_memory_is_one_line_that_names_lms(
 
 
 def test_ctrl_c_ends_a_command_without_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(InnerProduct, "forward", lambda *_: signal.raise_signal(signal.SIGINT))
+    monkeypatch.setattr(InnerProduct, "forward", lambda *_: signal.default_int_handler(signal.SIGINT, None))
     assert main(["time", "-model", "net.prototxt"]) == 130
 
 
@@ -228,6 +228,15 @@ def test_several_gpus_are_one_process_each_under_ddlrun(monkeypatch: pytest.Monk
         main(words)
     assert Path(lines[0][0]).name == "ddlrun"
     assert lines[0][1:] == ["-np", "2", sys.executable, "my_caffe.py", *words]
+
+
+def test_several_gpus_from_a_notebook_are_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(sys, "orig_argv", ["python", "-m", "ipykernel_launcher", "-f", "kernel.json"])
+    assert main(["train", "-solver", "solver.prototxt", "-gpu", "all"]) == 1
+    assert "start this program by ddlrun -np 2" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ layer { name: "prob" type: "Softmax" bottom: "ip" top: "prob" }
 @pytest.fixture
 def files(build, tmp_path):
     """A prototxt and its model in a folder, and the net."""
-    (tmp_path / "net.prototxt").write_text(TEXT)
+    (tmp_path / "net.prototxt").write_text("\ufeff" + TEXT, encoding="utf-8")  # as Windows' editors write it
     net = build(TEXT).float()
     write_binary(tmp_path / "net.caffemodel", net.to_parameter())
     return tmp_path, net

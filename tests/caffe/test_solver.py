@@ -322,10 +322,21 @@ def test_a_net_without_blobs_is_told(folder: Path, make: Make) -> None:
         make()
 
 
-def test_an_old_solver_type_is_taken(make: Make) -> None:
-    solver = make("solver_type: ADAM")
+@pytest.mark.parametrize(
+    ("old", "type_"),
+    [
+        ("SGD", "SGD"),
+        ("NESTEROV", "Nesterov"),
+        ("ADAGRAD", "AdaGrad"),
+        ("RMSPROP", "RMSProp"),
+        ("ADADELTA", "AdaDelta"),
+        ("ADAM", "Adam"),
+    ],
+)
+def test_an_old_solver_type_is_taken(make: Make, old: str, type_: str) -> None:
+    solver = make(f"solver_type: {old}", without="momentum")
     solver.close()
-    assert type(solver.optimizer) is SOLVERS["Adam"]
+    assert type(solver.optimizer) is SOLVERS[type_]
 
 
 def test_a_folder_that_cannot_hold_snapshots_is_told_before_the_training(make: Make) -> None:

@@ -15,12 +15,13 @@ import re
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import torch
 from google.protobuf.message import Message
 
-from bascule_caffe import CaffeError, Net, NetParameter, parse_text
+from bascule_caffe import CaffeError, Net, NetParameter, SolverParameter, parse_text
 from bascule_caffe.layer import DATA, TYPES
 from bascule_caffe.schema import V1_TYPES
 from bascule_caffe.upgrade import upgraded
@@ -82,6 +83,14 @@ def run(net: Message, phase: str) -> float:
     raise error
 
 
+def _is_solver(path: Path) -> bool:
+    """A solver may have its net in it."""
+    with suppress(CaffeError):
+        parse_text(path, SolverParameter)
+        return True
+    return False
+
+
 def main() -> None:
     """Counts, and prints what is missing."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -95,7 +104,7 @@ def main() -> None:
         if path.suffix not in (".prototxt", ".pt") or path.is_dir():
             continue
         text = path.read_text(errors="replace")
-        if not re.search(r"^layers?\s*:?\s*\{", text, re.M) or text in seen:
+        if not re.search(r"^\s*layers?\s*:?\s*\{", text, re.M) or text in seen or _is_solver(path):
             continue
         seen.add(text)
         counts["nets"] += 1

@@ -51,6 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command. Returns the exit status: 0, 1 after an error that is told in a line, or 130 after Ctrl-C."""
     words = sys.argv[1:] if arguments is None else list(arguments)
     parsed = _parser().parse_args(["-help"] if words in ([], ["help"]) else _normal(words))
+    parsed.words = words
     log = Log()
     try:
         return int(parsed.run(parsed))
@@ -94,7 +95,7 @@ def _train(flags: argparse.Namespace) -> int:
         raise CaffeError("-lms_frac needs -lms: give -lms KB, too (such as -lms 1000)")
     gpus = devices.named(flags.gpu)
     if len(gpus) > 1 and not launched():
-        return _one_process_a_gpu(gpus)
+        return _one_process_a_gpu(gpus, flags.words)
     job = join(flags.ddl)
     log = Log(job.rank)
     _notices(flags, log)
@@ -192,8 +193,10 @@ def _notices(flags: argparse.Namespace, log: Log) -> None:
             log.warn("caffe.cpp:190", f"{flag} has no effect here")
 
 
-def _one_process_a_gpu(gpus: Sequence[int]) -> int:
-    """Replace this process by ddlrun, which starts this command once for each GPU."""
+def _one_process_a_gpu(gpus: Sequence[int], words: Sequence[str]) -> int:
+    """Replace this process by ddlrun, which starts this command, or the user's program, once for each GPU."""
+    if sys.orig_argv[-len(words) :] != [*words]:  # called with other words, or from a notebook
+        raise CaffeError(f"several GPUs need one process each: start this program by ddlrun -np {len(gpus)}")
     ddlrun = Path(sys.executable).with_name("ddlrun")
     if not ddlrun.exists():
         where = f"which is not beside {sys.executable}: install it"
@@ -235,8 +238,10 @@ _FLAGS: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
     ("convert", "model", "the net", {"metavar": "net.prototxt"}),
     ("convert", "weights", "its model", {"metavar": "net.caffemodel"}),
     ("convert", "-o -output", ".safetensors, .pt2 or .caffemodel", {"dest": "output", "required": True, **_FILE}),
-    ("train test time convert", "-level", "the level of the net's state (0)", {"type": int, "default": 0}),
-    ("train test time convert", "-stage", "stages of the net's state, separated by commas", {"default": ""}),
+    ("train", "-level", "the level of the training net's state (0)", {"type": int, "default": 0}),
+    ("train", "-stage", "stages of the training net's state, separated by commas", {"default": ""}),
+    ("test time convert", "-level", "the level of the net's state (0)", {"type": int, "default": 0}),
+    ("test time convert", "-stage", "stages of the net's state, separated by commas", {"default": ""}),
     ("time", "-phase", "the phase of the net (TRAIN)", {"choices": _PHASES, "default": "TRAIN"}),
     ("convert", "-phase", "the phase of the net (TEST)", {"choices": _PHASES, "default": "TEST"}),
     ("train test time", "-bvlc", "accepted, without effect", {"action": "store_true"}),

@@ -89,8 +89,9 @@ def _info(args: argparse.Namespace, packages: Sequence[inventory.Package]) -> in
     installed = {package.name: package for package in packages if package.manager == "conda"}
     print(f"environment   {args.prefix}")
     print(f"machine       {platform.machine()}, {platform.system()} {platform.release()}, {_gpu()}")
-    # The metapackages: bascule-base, what needs it, and what needs one of these.
-    needs = {name: {line.split()[0] for line in package.depends} for name, package in installed.items()}
+    # The metapackages: bascule-base, what of ours needs it, and what needs one of these.
+    ours = {name: package for name, package in installed.items() if name.startswith("bascule-")}
+    needs = {name: {line.split()[0] for line in package.depends} for name, package in ours.items()}
     names = {"bascule", "bascule-base"}
     while above := {name for name, others in needs.items() if others & names} - names:
         names |= above
