@@ -1,5 +1,6 @@
 """The gap that is printed is never below the true distance to the optimum, on 500 random problems."""
 
+import tracemalloc
 import warnings
 
 import numpy as np
@@ -139,3 +140,13 @@ def test_a_start_that_is_no_number_ends_the_search_unconverged() -> None:
     history = History(1e-4, False)
     _, steps = minimise(problem, rows, np.full((1, 3), np.nan), rows, 5, history, True)
     assert (steps, history.done, history.passes[-1].gap) == (0, False, np.inf)
+
+
+def test_a_pass_over_dense_rows_in_float64_copies_no_block() -> None:
+    rows = MemoryRows(np.ones((512, 256)), np.arange(512) % 3)
+    problem = Problem(Softmax(1.0, np.arange(3), np.ones(3)), np.ones(3), "free")
+    tracemalloc.start()
+    evaluate(problem, rows, np.zeros((3, 257)))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < rows.nbytes / 2

@@ -8,6 +8,7 @@ from unittest import SkipTest
 import numpy as np
 import pytest
 from scipy import sparse
+from sklearn.ensemble import BaggingClassifier
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils.estimator_checks import estimator_checks_generator
 
@@ -167,10 +168,50 @@ def test_one_class_is_refused(kind: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", [LogisticRegression, LinearSVC])
-def test_a_class_whose_rows_weigh_nothing_is_refused(kind: Any) -> None:
+def test_balanced_weights_of_a_class_whose_rows_weigh_nothing_are_refused(kind: Any) -> None:
     x, y = data(3, np.random.default_rng(9))
-    with pytest.raises(DataError, match="all rows of class 2 have weight 0"):
+    with pytest.raises(DataError, match="class_weight='balanced' divides by 0, the weight of class 2"):
         kind(class_weight="balanced").fit(x, y, y != 2)
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+@pytest.mark.parametrize("classes", [2, 3])
+@pytest.mark.parametrize("intercept", [True, False])
+@pytest.mark.parametrize("kind", [LogisticRegression, LinearSVC])
+def test_a_class_whose_rows_weigh_nothing_is_fitted_as_scikit_learn_does(
+    kind: Any, intercept: bool, classes: int
+) -> None:
+    x, y = data(classes, np.random.default_rng(9))
+    ours = kind(fit_intercept=intercept).fit(x, y, y != 1)
+    assert np.isfinite(ours.coef_).all()
+    assert np.isfinite(ours.intercept_).all()
+    assert ours.classes_.tolist() == list(range(classes))
+    if kind is LogisticRegression:  # scikit-learn's LinearSVC takes one class for another then
+        theirs = kind._engine(fit_intercept=intercept).fit(x, y, sample_weight=y != 1)
+        assert np.mean(ours.predict(x) == theirs.predict(x)) > 0.97
+    if kind is LinearSVC or not intercept:  # else there is no optimum: the intercept grows without bound
+        assert ours.gap_ <= 1e-4 * ours.objective_
+    np.testing.assert_array_equal(kind(fit_intercept=intercept, class_weight={1: 0}).fit(x, y).classes_, ours.classes_)
+
+
+def test_bagging_may_draw_no_row_of_a_class() -> None:
+    generator = np.random.default_rng(0)
+    x, y = generator.normal(size=(60, 3)), np.repeat([0, 1, 2], [57, 2, 1])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        model = BaggingClassifier(LogisticRegression(), random_state=0).fit(x, y)
+    assert np.isfinite(model.predict_proba(x)).all()
+
+
+def test_liblinear_ignores_warm_start() -> None:
+    x, y = data(2, np.random.default_rng(3))
+    model = LogisticRegression(solver="liblinear", warm_start=True).fit(x, y).fit(x[:, 1:], y)
+    assert model.coef_.shape == (1, 7)
+
+
+def test_integer_labels_beyond_float64_stay_apart_in_memory() -> None:
+    x, y = data(2, np.random.default_rng(3))
+    assert LogisticRegression().fit(x, y + 2**53).classes_.tolist() == [2**53, 2**53 + 1]
 
 
 @pytest.mark.parametrize("kind", ESTIMATORS)

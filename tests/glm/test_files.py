@@ -176,9 +176,29 @@ def test_weights_given_as_an_array_are_those_of_the_rows(
 ) -> None:
     rows = convert(parquet, tmp_path / "a.rows", label="y")
     np.testing.assert_array_equal(rows_of(rows.weighted(arrays[2]))[2], arrays[2])
-    for bad in (arrays[2][1:], -arrays[2], 0 * arrays[2], np.nan * arrays[2]):
+    for bad in (arrays[2][1:], -arrays[2], np.nan * arrays[2]):
         with pytest.raises(DataError, match=f"expected {N} finite numbers"):
             rows.weighted(bad)
+
+
+@pytest.mark.parametrize("limit", [None, "1GB"])
+@pytest.mark.parametrize("kind", [LogisticRegression, Ridge])
+@pytest.mark.usefixtures("_small_blocks")
+def test_rows_that_all_weigh_nothing_are_refused(kind: Any, limit: Any, parquet: Path, tmp_path: Path) -> None:
+    rows = convert(parquet, tmp_path / "a.rows", label="y")
+    with pytest.raises(DataError, match="at least one non-zero number"):
+        kind(limit=limit).fit(rows, None, np.zeros(N))
+
+
+@pytest.mark.usefixtures("_small_blocks")
+def test_a_class_of_a_file_whose_rows_weigh_nothing_is_fitted(
+    parquet: Path, arrays: tuple[Any, Any, Any], tmp_path: Path
+) -> None:
+    rows = convert(parquet, tmp_path / "a.rows", label="y", weight="w")
+    model = LogisticRegression(random_state=0, limit="1GB", fit_intercept=False).fit(rows, None, arrays[1] != 1)
+    inside = LogisticRegression(fit_intercept=False).fit(arrays[0], arrays[1], arrays[2] * (arrays[1] != 1))
+    assert model.objective_ == pytest.approx(inside.objective_, rel=2e-4)
+    assert "fit into" in model.solver_.reason
 
 
 @pytest.mark.usefixtures("_small_blocks")
@@ -267,7 +287,7 @@ def test_a_sparse_sample_keeps_columns_of_four_bytes(
     assert drawn.x.indices.dtype == np.int32
     assert 20_000 < drawn.x.nnz < 40_000
     assert not Budget("a test's", 1 << 40).holds(rows)
-    with pytest.raises(DataError, match=rf"has {2000 * D} entries, and memory takes fewer than 40000"):
+    with pytest.raises(DataError, match=rf"has {2000 * D} entries, too many rows to load"):
         rows.load()
 
 
@@ -374,11 +394,40 @@ def test_rows_whose_file_was_converted_anew_are_an_error(small: Path) -> None:
             look(rows)
 
 
+def test_the_same_file_touched_or_copied_is_read_on(small: Path) -> None:
+    rows = convert(small, label="even")
+    copied = rows.path.with_suffix(".copy")
+    copied.write_bytes(rows.path.read_bytes())
+    os.replace(copied, rows.path)
+    os.utime(rows.path, (1, 1))
+    assert rows_of(rows)[1].tolist() == [1, 0, 1, 0]
+    assert rows.labels()[0].tolist() == [1, 0, 1, 0]
+
+
+@pytest.mark.usefixtures("_small_blocks")
+def test_short_reads_go_on_if_the_file_system_has_no_direct_ones(
+    parquet: Path, arrays: tuple[Any, Any, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = convert(parquet, tmp_path / "a.rows", label="y", weight="w")
+    preadv = os.preadv
+    monkeypatch.setattr(bascule_glm.files, "_open_direct", lambda path: os.open(path, os.O_RDONLY))
+    monkeypatch.setattr(os, "preadv", lambda fd, views, offset: preadv(fd, [memoryview(views[0])[:6000]], offset))
+    np.testing.assert_array_equal(rows_of(rows)[0], arrays[0])
+
+
 def test_a_full_disk_is_named_and_the_conversion_goes_on_when_there_is_room(
     parquet: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bascule_glm.sources, "_ROWS", 1 << 18)
+    monkeypatch.setattr(bascule_glm.sources, "_SAVE", 1)
     whole = convert(parquet, tmp_path / "whole.rows", label="y").path.read_bytes()
+    add, begun = bascule_glm.sources._Writer.add, list[int]()
+
+    def noted(writer: Any, chunk: Any) -> None:
+        begun.append(writer.position)
+        add(writer, chunk)
+
+    monkeypatch.setattr(bascule_glm.sources._Writer, "add", noted)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)  # a file that may not grow, like a disk that has no room
     resource.setrlimit(resource.RLIMIT_FSIZE, (len(whole) // 2, limits[1]))
     try:
@@ -387,25 +436,29 @@ def test_a_full_disk_is_named_and_the_conversion_goes_on_when_there_is_room(
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert not (tmp_path / "a.rows").exists()
+    failed = len(begun)
     assert convert(parquet, tmp_path / "a.rows", label="y").path.read_bytes() == whole
+    assert begun[failed] == begun[failed - 1] > 0
 
 
+@pytest.mark.parametrize(("text", "seconds"), [("1 1:3\n0 1:1\n1 1:2\n", 0), ("1 1:3\n0 1:1\n", 1)])
 def test_a_source_that_changes_while_it_is_converted_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    text: str, seconds: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = tmp_path / "a.svm"
     source.write_text("1 1:2\n0 1:1\n")
-    add = bascule_glm.sources._Writer.add
+    add, before = bascule_glm.sources._Writer.add, source.stat().st_mtime_ns
 
-    def appended(writer: Any, chunk: Any) -> None:
+    def changed(writer: Any, chunk: Any) -> None:
         add(writer, chunk)
-        source.write_text("1 1:3\n0 1:1\n1 1:2\n")
+        source.write_text(text)
+        os.utime(source, ns=(before, before + seconds * 10**9))
 
     with monkeypatch.context() as patch:
-        patch.setattr(bascule_glm.sources._Writer, "add", appended)
+        patch.setattr(bascule_glm.sources._Writer, "add", changed)
         with pytest.raises(FileError, match="changed while it was converted"):
             convert(source)
-    np.testing.assert_array_equal(rows_of(convert(source))[0].ravel(), [3, 1, 2])
+    assert rows_of(convert(source))[0].ravel()[0] == 3
 
 
 def test_a_target_that_is_no_rows_file_is_refused_and_the_source_stays(tmp_path: Path) -> None:
@@ -427,9 +480,11 @@ def test_a_target_that_is_no_rows_file_is_refused_and_the_source_stays(tmp_path:
         ("1 1:2\n0 1:1e60\n", "beyond float32: give dtype='float64'"),
         ("", "the source is empty"),
         ("# a comment\n\n", "the source is empty"),
-        ("1 2:1 1:1\n", "line 1: .*sorted and unique"),
+        ("1 2:1 1:1\n", "line 1: .*sorted and unique\\.$"),
         ("1 1:1 1:1\n", "line 1: .*sorted and unique"),
         ("1 1:2\n1 2:1\n", "there is one class"),
+        ("1 1:2\n1:2 3:1\n", "line 2: it has no label"),
+        (f"{2**53} 1:2\n{2**53 + 1} 2:1\n0 1:1\n", "cannot tell apart"),
     ],
 )
 def test_a_bad_svmlight_file_is_refused_with_the_place(text: str, words: str, tmp_path: Path) -> None:
@@ -447,7 +502,7 @@ def test_a_bad_svmlight_file_is_refused_with_the_place(text: str, words: str, tm
         ({"a": [1.0, 2.0], "y": [0, 1]}, None, "holds the labels"),
         ({"a": [True, None], "y": [0, 1]}, "y", "row 2, column 'a': a feature is nan"),
         ({"y": [0, 1]}, "y", "no column of features"),
-        ({"a": [1.0, 2.0], "y": [2**53, 2**53 + 1]}, "y", "labels beyond 2..53"),
+        ({"a": [1.0, 2.0], "y": [2**53, 2**53 + 1]}, "y", "labels of 2..53 or more"),
     ],
 )
 def test_a_bad_parquet_file_is_refused_with_the_place(
@@ -456,6 +511,13 @@ def test_a_bad_parquet_file_is_refused_with_the_place(
     pq.write_table(pa.table(columns), tmp_path / "a.parquet")
     with pytest.raises(DataError, match=words):
         LogisticRegression().fit(tmp_path / "a.parquet", label)
+
+
+def test_integer_targets_of_regression_may_be_as_large_as_nanoseconds_of_today(tmp_path: Path) -> None:
+    times = 1_790_000_000_000_000_000 + np.arange(4) * 10**15
+    pq.write_table(pa.table({"a": np.arange(4.0), "y": times}), tmp_path / "a.parquet")
+    model = Ridge(alpha=1e-9).fit(tmp_path / "a.parquet", "y")
+    assert model.coef_[0] == pytest.approx(1e15, rel=1e-6)
 
 
 def test_a_cut_parquet_file_is_refused(parquet: Path, tmp_path: Path) -> None:
@@ -507,7 +569,7 @@ def test_prediction_refuses_columns_in_another_order(small: Path, tmp_path: Path
     table = pq.read_table(small)
     pq.write_table(table.select(["b", "a", "even"]), tmp_path / "turned.parquet")
     model = Ridge().fit(convert(small, tmp_path / "a.rows", label="even", weight="odd"))
-    with pytest.raises(DataError, match=r"has the features .'b', 'a'., and the fit had .'a', 'b'."):
+    with pytest.raises(DataError, match=r"has the columns .'b', 'a'.; the fit had .'a', 'b'."):
         model.predict(convert(tmp_path / "turned.parquet", label="even"))
 
 
@@ -515,7 +577,7 @@ def test_prediction_says_what_to_do_about_another_number_of_features(tmp_path: P
     (tmp_path / "a.svm").write_text("0 1:1\n1 3:1\n")
     (tmp_path / "b.svm").write_text("0 1:1\n1 2:1\n")
     model = Ridge().fit(tmp_path / "a.svm")
-    with pytest.raises(DataError, match=r"has the features 2, and the fit had 3: .*n_features=3"):
+    with pytest.raises(DataError, match=r"has 2 features; the fit had 3: .*n_features=3"):
         model.predict(tmp_path / "b.svm")
     assert len(model.predict(convert(tmp_path / "b.svm", n_features=3))) == 2
 

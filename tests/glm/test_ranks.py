@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -15,7 +16,8 @@ import pytest
 from sklearn.datasets import dump_svmlight_file, load_breast_cancer, load_digits
 from sklearn.preprocessing import scale
 
-from bascule_glm import LinearSVC, LogisticRegression, Ridge, convert
+from bascule_glm import DataError, LinearSVC, LogisticRegression, Ridge, convert
+from bascule_glm.ranks import Ranks
 
 pytestmark = pytest.mark.timeout(300)  # processes that import scikit-learn, on a busy machine
 DDLRUN = Path(sys.executable).with_name("ddlrun")
@@ -96,7 +98,8 @@ for model, *given in (
     (bascule_glm.LogisticRegression(C=1.0 + mine, distributed=True), x, y),
     (bascule_glm.Ridge(distributed=True), x, x[:, :2] if mine else y),
     (warm, x, y),
-    (plain, x, y, 1 - y),
+    (bascule_glm.LogisticRegression(distributed=True, class_weight="balanced"), x, y, 1 - y),
+    (plain, x, y, 0 * y),
     (plain, x, y + 2**53 * mine),
 ):
     try:
@@ -118,15 +121,53 @@ def test_what_one_rank_refuses_every_rank_refuses(tmp_path: Path) -> None:
         ("Input X contains NaN", 2),
         ("rank 1 cannot fit its rows: Input X contains NaN", 1),
         ("raise the limit by", 2),
-        ("rank 1 has no rows of ", 2),
-        ("rank 0 has columns=['a', 'b'] and rank 1 has columns=['b', 'a']", 2),
+        ("share of ", 2),
+        ("rank 0 has column 0='a' and rank 1 has column 0='b'", 2),
         ("rank 0 has C=1.0 and rank 1 has C=2.0", 2),
         ("rank 0 has y.shape[1:]=() and rank 1 has y.shape[1:]=(2,)", 2),
-        ("rank 0 has a start with checksum=", 2),
-        ("all rows of class 1.0 have weight 0", 2),
-        ("numbers below 2**53", 4),
+        ("the ranks' coef_ differ, so warm_start cannot begin", 2),
+        ("class_weight='balanced' divides by 0, the weight of class 1.0", 2),
+        ("at least one non-zero number", 2),
+        ("labels are <U1: between ranks they must be numbers", 2),
+        ("labels of 2**53 or more", 2),
     ):
         assert done.stdout.count(words) == ranks, (words, done.stdout)
+
+
+ALIKE = """
+import sys, bascule_glm, ddl, numpy as np
+ddl.init()
+mine, x, y = ddl.rank() == 1, np.eye(4), np.array([0, 1, 0, 1])
+weights = {1: 2.0, 0: 1} if mine else {0: 1.0, 1: 2}
+model = bascule_glm.LogisticRegression(C=1 if mine else np.float64(1), class_weight=weights, distributed=True)
+print("fitted:", model.fit(x, y).gap_, flush=True)
+for given in (np.zeros(4) if mine else np.ones(4), np.ones(4)):
+    print("weighed:", bascule_glm.Ridge(distributed=True).fit(x, y + 1, given).objective_, flush=True)
+print("half:", bascule_glm.Ridge().fit(x, y + 1).objective_, flush=True)
+rows = bascule_glm.open_rows(sys.argv[1 + mine])
+print("named:", bascule_glm.LogisticRegression(distributed=True).fit(rows).gap_, flush=True)
+alpha = np.ones(1500)
+alpha[700] += mine
+try:
+    bascule_glm.Ridge(alpha, distributed=True).fit(x, np.ones((4, 1500)))
+except ValueError as error:
+    print("refused:", error, flush=True)
+"""
+
+
+def test_ranks_may_say_the_same_in_other_words(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"a": [0.0, 1], "b": [1.0, 0], "y": [0, 1]}), tmp_path / "a.parquet")
+    (tmp_path / "b.svm").write_text("0 2:1\n1 1:1\n")
+    paths = [
+        str(convert(tmp_path / "a.parquet", label="y", dtype="float32").path),
+        str(convert(tmp_path / "b.svm").path),
+    ]
+    done = ddlrun(ALIKE, *paths)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("fitted:") == done.stdout.count("named:") == 2
+    said = {words: re.findall(rf"{words}: ([0-9.e-]+)", done.stdout) for words in ("weighed", "half")}
+    assert float(said["weighed"][0]) == pytest.approx(float(said["half"][0]))  # one rank's rows weigh nothing
+    assert done.stdout.count("rank 0 has alpha=an array of shape (1500,) with checksum") == 2
 
 
 DEAD = """
@@ -189,3 +230,8 @@ def test_ranks_share_one_file(tmp_path: Path) -> None:
     alone = LogisticRegression(tol=1e-7).fit(rows)
     assert objectives.pop() == pytest.approx(alone.objective_, rel=2e-7)
     assert done.stdout.count("pass 1:") == 1  # one rank prints
+
+
+def test_an_error_may_name_a_path_that_is_no_text() -> None:
+    with pytest.raises(DataError, match="cannot be read"), Ranks().agree():
+        raise DataError("\udc80.rows cannot be read")

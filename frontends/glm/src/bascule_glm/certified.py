@@ -85,8 +85,8 @@ class Certified(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no typ
             self._check()
             history = History(self.tol, bool(self.verbose) and joined.rank == 0)
             prepare: Any = self._file_rows if is_file(X) else self._memory_rows
-            rows: Rows = prepare(X, y, sample_weight, joined)
-        joined.agree_on(self._facts(rows))
+            rows: Rows = prepare(X, y, sample_weight)
+        self._agree(rows, joined)
         self._warn_of_scale(rows.about["scale"] if isinstance(rows, FileRows) else extremes(rows.largest()))
         if isinstance(rows, FileRows):
             self._fit_file(rows, joined, history)
@@ -127,31 +127,39 @@ class Certified(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no typ
         self.intercept_: Any = problem.scale * parameters[:, -1] if free else np.zeros(len(parameters))
         self.n_iter_: Any = np.array([steps], dtype=np.int32)
 
-    def _memory_rows(self, X: Any, y: Any, sample_weight: Any, joined: Ranks) -> MemoryRows:
+    def _memory_rows(self, X: Any, y: Any, sample_weight: Any) -> MemoryRows:
         x, labels = validate_data(self, X, y, **self._types)
         if sample_weight is not None:  # with a negative one the objective has no bound
-            sample_weight = _check_sample_weight(sample_weight, x, dtype=np.float64, ensure_non_negative=True)
+            sample_weight = _check_sample_weight(
+                sample_weight, x, dtype=np.float64, ensure_non_negative=True, allow_all_zero_weights=True
+            )
         return MemoryRows(x, np.asarray(labels), sample_weight)
 
-    def _file_rows(self, X: Any, y: Any, sample_weight: Any, joined: Ranks) -> FileRows:
+    def _file_rows(self, X: Any, y: Any, sample_weight: Any) -> FileRows:
         rows = _rows_of(X, y, sample_weight)
         if not rows.n_rows:
-            raise DataError(f"rank {joined.rank} has no rows of {rows.path}: start fewer ranks, or give it some")
+            raise DataError(f"this share of {rows.path} has no rows: start fewer ranks, or give it some")
         self.n_features_in_ = rows.n_features
         self.__dict__.pop("feature_names_in_", None)  # a former fit's
         if rows.names is not None:
             self.feature_names_in_ = np.array(rows.names, dtype=object)
         return rows
 
-    def _facts(self, rows: Rows) -> dict[str, Any]:
-        """What all ranks must have alike, else their sums were of different problems."""
-        start = np.append(np.ravel(self.coef_), self.intercept_) if self._is_warm() else np.empty(0)
+    def _agree(self, rows: Rows, joined: Ranks) -> None:
+        """Raise DataError if ranks differ in what all must have alike, else their sums were of different problems."""
+        if joined.size == 1:
+            return
         shared = {name: value for name, value in self.get_params().items() if name not in _OWN}
-        return {
-            "n_features": rows.n_features, "columns": [*map(str, getattr(self, "feature_names_in_", ()))],
-            "y.shape[1:]": "a file's" if isinstance(rows, FileRows) else rows.labels.shape[1:],
-            "a start with checksum": zlib.crc32(start.tobytes()), **shared,
-        }  # fmt: skip
+        targets = "a file's" if isinstance(rows, FileRows) else rows.labels.shape[1:]
+        joined.agree_on({"n_features": rows.n_features, "y.shape[1:]": targets, **shared})
+        names = getattr(self, "feature_names_in_", None)
+        if joined.add(np.array([names is not None], dtype=np.int64)).any():
+            columns = [""] * rows.n_features if names is None else names
+            joined.agree_on({f"column {number}": name for number, name in enumerate(columns)}, names is not None)
+        start = np.append(np.ravel(self.coef_), self.intercept_) if self._is_warm() else np.empty(0)
+        starts = joined.gather(np.array([zlib.crc32(start.tobytes())]))
+        if (starts != starts[0]).any():
+            raise DataError("the ranks' coef_ differ, so warm_start cannot begin: give every rank the same")
 
     def _is_warm(self) -> bool:
         return bool(getattr(self, "warm_start", False)) and hasattr(self, "coef_")
@@ -182,8 +190,8 @@ class Certified(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no typ
         given["tol"] = min(self.tol, (self.tol / (rows.n_rows * rows.n_features * cost)) ** 0.5)
         given |= {name: value for name, value in (("verbose", 0), ("solver", found.name)) if name in given}
         inner = self._engine(**given)
-        self._start(problem, rows.n_features)  # refuses one of another shape
-        if self._is_warm():
+        if self._is_warm() and found.name != "liblinear":  # which always begins at zero
+            self._start(problem, rows.n_features)  # refuses one of another shape
             inner.coef_, inner.intercept_ = self.coef_, self.intercept_
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)  # the gap says it better
@@ -276,11 +284,12 @@ class Certified(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no typ
         check_is_fitted(self)
         rows, d = open_rows(X), self.n_features_in_
         names = rows.names and [*getattr(self, "feature_names_in_", rows.names)]
-        if rows.n_features != d or rows.names != names:
-            found, fitted = (rows.n_features, d) if rows.n_features != d else (rows.names, names)
+        if rows.n_features != d:
+            advice = f": convert(..., n_features={d})" if rows.sparse else ""
+            raise DataError(f"{rows.path} has {rows.n_features} features; the fit had {d}{advice}")
+        if rows.names != names:
             raise DataError(
-                f"{rows.path} has the features {found}, and the fit had {fitted}: give it the same, in the same order "
-                f"(svmlight: convert(..., n_features={d}))"
+                f"{rows.path} has the columns {rows.names}; the fit had {names}: give it these, in this order"
             )
         scores = np.concatenate([np.asarray(block.x @ np.atleast_2d(self.coef_).T + self.intercept_) for block in rows])
         return scores[:, 0] if scores.shape[1] == 1 else scores
@@ -296,15 +305,15 @@ def _standing_for(sample: MemoryRows, n_rows: int, labels: Labels, problem: Prob
     """Rows with weights that stand for this rank's `n_rows`, and whether there are some of each class.
 
     Each class has the weight that it has among all rows, which blocks of a sorted file would not give it. If one has no
-    row, these have no optimum: the intercept grows without bound.
+    row, these have no optimum: the intercept grows without bound. A class without weight needs none.
     """
     weights, complete = sample.weights * (n_rows / sample.n_rows), True
     if len(labels.classes):  # else labels are numbers
         codes = np.searchsorted(labels.classes, sample.labels)
         found = problem.ranks.add(np.bincount(codes, weights, len(labels.classes)))
-        complete = bool(found.all())
+        complete = not labels.counts[found == 0].any()
         if complete:
-            weights *= (labels.counts / found)[codes]
+            weights *= (labels.counts / np.where(found > 0, found, 1))[codes]
     return MemoryRows(sample.x, sample.labels, weights), complete
 
 
@@ -315,6 +324,12 @@ def _parameters(fitted: Any, problem: Problem) -> Floats:
         return coefficients
     intercept = np.reshape(np.asarray(fitted.intercept_, dtype=np.float64), (-1, 1)) / problem.scale
     return np.concatenate([coefficients, intercept], axis=1)
+
+
+def check_weight(counts: Floats) -> None:
+    """Raise DataError if all rows of all ranks have weight 0. `counts` are weights of parts of them."""
+    if not counts.any():
+        raise DataError("Sample weights must contain at least one non-zero number")
 
 
 def is_file(x: Any) -> bool:

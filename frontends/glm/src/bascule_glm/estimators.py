@@ -16,7 +16,7 @@ from sklearn.utils._param_validation import StrOptions
 from sklearn.utils.class_weight import compute_class_weight
 from sklearn.utils.multiclass import check_classification_targets
 
-from bascule_glm.certified import Certified, Labels, Solver, is_file
+from bascule_glm.certified import Certified, Labels, Solver, check_weight, is_file
 from bascule_glm.errors import DataError
 from bascule_glm.losses import Floats, Logistic, Loss, Softmax, Squared, SquaredHinge
 from bascule_glm.objective import Intercept, Problem
@@ -30,16 +30,20 @@ class _Classifier(Certified):
 
     def _labels(self, labels: NDArray[Any], weights: Floats, joined: Ranks) -> Labels:
         classes = joined.union(labels) if joined.size > 1 else np.unique(labels)
+        if classes.dtype.kind == "f" and np.abs(classes).max() >= EXACT:  # a file's, and those between ranks
+            raise DataError("there are labels of 2**53 or more, which float64 cannot tell apart: number the classes")
         if len(classes) < 2:
             raise DataError(f"there is one class, {classes[0]}: a classifier needs rows of two classes or more")
         if labels.dtype.kind == "f" and len(classes) > 1000:
             raise DataError(f"there are {len(classes)} different labels: for numbers that are no classes take Ridge")
         counts = joined.add(np.bincount(np.searchsorted(classes, labels), weights, len(classes)))
-        if not counts.all():
-            raise DataError(f"all rows of class {classes[counts == 0][0]} have weight 0: drop them")
+        check_weight(counts)
         return Labels(classes, counts)
 
     def _class_weights(self, labels: Labels) -> Floats:
+        if self.class_weight == "balanced" and not labels.counts.all():
+            empty = labels.classes[labels.counts == 0][0]
+            raise DataError(f"class_weight='balanced' divides by 0, the weight of class {empty}: drop its rows")
         # Each class once, with the weight of all its rows: for "balanced" the same as all rows.
         weights: Floats = compute_class_weight(
             self.class_weight, classes=labels.classes, y=labels.classes, sample_weight=labels.counts
@@ -48,13 +52,9 @@ class _Classifier(Certified):
             raise DataError(f"class_weight={self.class_weight!r}: expected finite numbers of zero or more")
         return weights
 
-    def _memory_rows(self, X: Any, y: Any, sample_weight: Any, joined: Ranks) -> MemoryRows:
-        rows = super()._memory_rows(X, y, sample_weight, joined)
+    def _memory_rows(self, X: Any, y: Any, sample_weight: Any) -> MemoryRows:
+        rows = super()._memory_rows(X, y, sample_weight)
         check_classification_targets(rows.labels)
-        numbers = rows.labels.dtype.kind in "biuf"
-        if joined.size > 1 and not (numbers and (np.abs(rows.labels.astype(np.float64)) < EXACT).all()):
-            kind = rows.labels.dtype
-            raise DataError(f"labels are {kind}: between ranks they must be numbers below 2**53, so encode them alike")
         return rows
 
     def decision_function(self, X: Any) -> Any:
@@ -199,6 +199,7 @@ class Ridge(Certified, sklearn.linear_model.Ridge):  # type: ignore[misc]
             raise DataError("positive=True has no certificate: take scikit-learn's Ridge")
 
     def _labels(self, labels: NDArray[Any], weights: Floats, joined: Ranks) -> Labels:
+        check_weight(joined.add(np.array([weights.sum()])))
         return Labels(np.empty(0), np.empty(0), 1 if labels.ndim == 1 else labels.shape[1])
 
     def _problem(self, labels: Labels, solver: str, joined: Ranks) -> Problem:

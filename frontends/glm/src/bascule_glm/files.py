@@ -2,7 +2,8 @@
 
 A file is a header of one page, blocks that each begin on a page, and an index in JSON. A block holds its rows' features
 (dense and row-major, or CSR as data, column numbers and row starts), then labels, then weights if the file has any. The
-header is written last, so a file that was cut, or never finished, is told from a whole one.
+header has a checksum of the index, which says what was converted, so it tells a file from any other. It is written
+last, so a file that was cut, or never finished, is told from a whole one.
 """
 
 from __future__ import annotations
@@ -100,8 +101,8 @@ class FileRows:
     def weighted(self, weights: Any) -> FileRows:
         """The same rows with these weights (n_rows,), times the file's own."""
         given = np.asarray(weights, dtype=np.float64)
-        if given.shape != (self.n_rows,) or not np.isfinite(given).all() or (given < 0).any() or not given.any():
-            wanted = f"{self.n_rows} finite numbers of zero or more, not all zero"
+        if given.shape != (self.n_rows,) or not np.isfinite(given).all() or (given < 0).any():
+            wanted = f"{self.n_rows} finite numbers of zero or more"
             raise DataError(f"sample_weight: expected {wanted}, found {given} of shape {given.shape}")
         other = copy.copy(self)
         other._weights = given
@@ -144,7 +145,7 @@ class FileRows:
     def load(self) -> MemoryRows:
         """All rows, in memory. Raises DataError if sparse ones have `WIDE` entries or more."""
         if self.sparse and self.entries >= WIDE:
-            raise DataError(f"{self.path} has {self.entries} entries, and memory takes fewer than {WIDE}: pass over it")
+            raise DataError(f"{self.path} has {self.entries} entries, too many rows to load: fit the FileRows itself")
         return self._gather(range(len(self._index)))
 
     def _gather(self, numbers: Sequence[int]) -> MemoryRows:
@@ -179,12 +180,13 @@ class FileRows:
         return labels, weights
 
     def label_counts(self, most: int = 1001) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """The distinct labels, and the weight of all rows of each. Stops when there are `most` labels or more."""
-        names = counts = np.empty(0)
+        """The distinct labels, and the weight of all rows of each. Stops at `most` labels, if they have any weight."""
+        names = np.empty(0)
+        counts: NDArray[Any] = np.empty(0)
         for labels, weights in self._label_blocks():
             names, codes = np.unique(np.concatenate([names, labels]), return_inverse=True)
-            counts = np.bincount(codes, np.concatenate([counts, weights])).astype(np.float64)
-            if len(names) >= most:
+            counts = np.bincount(codes, np.concatenate([counts, weights]))
+            if len(names) >= most and counts.any():
                 break
         return names, counts
 
@@ -264,6 +266,7 @@ class FileRows:
             fd = _open_direct(self.path)
             try:
                 self._check(fd)
+                direct = fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT
                 for group in groups:
                     buffer = free.get()
                     if stop.is_set():
@@ -272,7 +275,7 @@ class FileRows:
                     view, done = memoryview(buffer)[:nbytes], 0
                     while done < nbytes:
                         got = os.preadv(fd, [view[done:]], offset + done)
-                        if got <= 0 or got % PAGE:  # blocks are whole pages
+                        if got <= 0 or (direct and got % PAGE):  # blocks are whole pages
                             raise self._changed()
                         done += got
                     os.posix_fadvise(fd, offset, nbytes, os.POSIX_FADV_DONTNEED)  # if the page cache was not avoided
@@ -309,22 +312,23 @@ def _open_direct(path: Path) -> int:
     return fd
 
 
-def _identity(fd: int) -> tuple[int, ...]:
-    """What tells a file from another one of the same name."""
-    status = os.fstat(fd)
-    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+def _identity(fd: int) -> tuple[int, bytes]:
+    """What tells a file from another one of the same name: its size and header. A copy of it is the same."""
+    with page_memory(PAGE) as page:
+        os.preadv(fd, [page], 0)
+        return os.fstat(fd).st_size, page[:]
 
 
-def _read_index(path: Path) -> tuple[dict[str, Any], tuple[int, ...]]:
+def _read_index(path: Path) -> tuple[dict[str, Any], tuple[int, bytes]]:
     """The index of a finished file, and which file it is. Raises FileError."""
     try:
         with path.open("rb") as file:
-            head, identity = file.read(PAGE), _identity(file.fileno())
+            nbytes, head = identity = _identity(file.fileno())
             if not head.startswith(MAGIC):
                 raise ValueError("it begins otherwise")
             place = json.loads(head[len(MAGIC) :].rstrip(b"\0"))
-            if identity[2] != place["nbytes"]:
-                raise ValueError(f"it has {identity[2]} bytes and should have {place['nbytes']}")
+            if nbytes != place["nbytes"]:
+                raise ValueError(f"it has {nbytes} bytes and should have {place['nbytes']}")
             file.seek(place["index"])
             return json.loads(file.read(place["nbytes"] - place["index"])), identity
     except OSError as error:

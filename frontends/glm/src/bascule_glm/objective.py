@@ -115,7 +115,7 @@ def evaluate(problem: Problem, rows: Rows, parameters: Floats) -> Evaluation:
             if terms.probabilities is None:
                 mixed += np.asarray(x.T @ terms.curvature).T
             else:
-                spread += float(terms.largest() @ np.ravel(_squares(x).sum(axis=1)))
+                spread += float(terms.largest() @ _norms(x))
     parts = [np.array([value, spread, blocks, moved]), gradient.ravel(), total.ravel(), mixed.ravel()]
     packed = problem.ranks.add(np.concatenate(parts))
     (value, spread, count, moved), packed = packed[:4], packed[4:]
@@ -156,6 +156,11 @@ def _gap(problem: Problem, gradient: Floats, total: Floats, mixed: Floats, sprea
     added = 1.000001 * max(0.0, float(-shift @ by_b))  # a little more, for what is left over
     norm = np.linalg.norm(by_w) + np.sqrt(added * spread)
     return float(norm**2 / (2 * penalty.min()) + added)
+
+
+def _norms(x: Matrix) -> Floats:
+    """The square of each row's norm (r,). Of a dense block no copy is made, which no limit counts."""
+    return np.ravel(_squares(x).sum(axis=1)) if scipy.sparse.issparse(x) else np.einsum("ij,ij->i", x, x)
 
 
 def _squares(x: Matrix) -> Matrix:

@@ -6,6 +6,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -40,8 +41,11 @@ class Ranks:
         return np.asarray(ddl.allgather(np.ascontiguousarray(array)))
 
     def union(self, values: NDArray[Any]) -> NDArray[Any]:
-        """The sorted distinct numbers that any rank has. Each has some."""
-        found = np.unique(np.asarray(values, dtype=np.float64))
+        """The sorted distinct numbers that any rank has. Each has some. Raises DataError for what is no number."""
+        with self.agree():
+            if values.dtype.kind not in "biuf":
+                raise DataError(f"labels are {values.dtype}: between ranks they must be numbers, so encode them alike")
+            found = np.unique(values.astype(np.float64))
         longest = int(self.gather(np.array([len(found)])).max())
         return np.unique(self.gather(np.resize(found, longest)))
 
@@ -63,19 +67,39 @@ class Ranks:
             if words:
                 raise DataError(f"rank {rank} cannot fit its rows: {words}")
 
-    def agree_on(self, facts: dict[str, Any]) -> None:
-        """Raises DataError on every rank if a fact is not the same on all; it names two ranks and what they have."""
-        texts = [f"{name}={value!r}" for name, value in facts.items()]
-        keys = self.gather(np.array([zlib.crc32(text.encode()) for text in texts]))
-        if (keys != keys[0]).any():
-            other, fact = np.argwhere(keys != keys[0])[0].tolist()
-            said = self._texts(texts[fact])
-            raise DataError(f"rank 0 has {said[0]} and rank {other} has {said[other]}: give every rank the same")
+    def agree_on(self, facts: dict[str, Any], known: bool = True) -> None:
+        """Raises DataError on every rank if a fact is not the same on all; it names two ranks and what they have.
+
+        A rank that does not know the facts agrees with all, and gives as many.
+        """
+        sums = [zlib.crc32(repr(_plain(value)).encode(errors="backslashreplace")) for value in facts.values()]
+        keys = self.gather(np.array([known, *sums]))
+        asked = np.flatnonzero(keys[:, 0])
+        differ = np.argwhere(keys[asked] != keys[asked[:1]])
+        if len(differ):
+            first, other, fact = int(asked[0]), int(asked[differ[0, 0]]), int(differ[0, 1]) - 1
+            name, value = list(facts.items())[fact]
+            said = self._texts(f"{name}={_plain(value) if isinstance(value, np.ndarray) else repr(value)}")
+            found = f"rank {first} has {said[first]} and rank {other} has {said[other]}"
+            raise DataError(f"{found}: give every rank the same")
 
     def _texts(self, words: str) -> list[str]:
         """Everyone's words, up to a length."""
-        everyone = self.gather(np.frombuffer(words.encode()[:_WORDS].ljust(_WORDS, b"\0"), dtype=np.uint8))
+        own = words.encode(errors="backslashreplace")[:_WORDS].ljust(_WORDS, b"\0")
+        everyone = self.gather(np.frombuffer(own, dtype=np.uint8))
         return [bytes(one).rstrip(b"\0").decode(errors="ignore") for one in everyone]
+
+
+def _plain(value: Any) -> Any:
+    """The same for values that mean the same: 1 and 1.0, dicts in another order."""
+    if isinstance(value, (Real, np.bool_)):
+        return float(value)
+    if isinstance(value, dict):
+        return sorted(((_plain(key), _plain(one)) for key, one in value.items()), key=repr)
+    if isinstance(value, np.ndarray):  # whose repr leaves out most of a long one
+        numbers = np.asarray(value, dtype=np.float64)
+        return f"an array of shape {numbers.shape} with checksum {zlib.crc32(numbers.tobytes())}"
+    return value
 
 
 ALONE = Ranks()

@@ -10,6 +10,7 @@ import fcntl
 import io
 import json
 import os
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -21,12 +22,16 @@ from sklearn.datasets import load_svmlight_file
 
 from bascule_glm.errors import DataError, FileError, GLMError
 from bascule_glm.files import MAGIC, PAGE, FileRows, Layout
-from bascule_glm.rows import EXACT, Matrix, extremes, largest_of, nbytes_of
+from bascule_glm.rows import Matrix, extremes, largest_of, nbytes_of
 
 _TEXT = 8 << 20  # bytes of text that are parsed at once
 _ROWS = 8 << 20  # bytes of columns that are decoded at once
 _SAVE = 128 << 20  # bytes that are written between two notes of where the conversion is
 _BLOCK = 1 << 20  # bytes of a block's features
+_HINTS = {
+    "convert": "; labels and values must be numbers", "literal": "; columns must be numbers",
+    "index": "; columns count from 1 (else: zero_based=True)",
+}  # fmt: skip
 TEXT = (".svm", ".svmlight", ".libsvm", ".txt")
 COLUMNS = (".parquet", ".pq", ".arrow", ".feather", ".ipc")
 
@@ -77,8 +82,9 @@ def convert(
     dtype: of the features, float32 or float64. By default float32 for svmlight; else float32 if no column needs more.
     n_features: for svmlight, if not every column occurs. zero_based: whether its first column is 0 and not 1.
 
-    Does nothing if `target` was made from this source with these options. Raises DataError for NaN, infinities and
-    words, with their place; FileError if the source cannot be read or the target not be written.
+    The name of `target` must end in `.rows`. Does nothing if it was made from this source with these options. Raises
+    DataError for NaN, infinities and words, with their place; FileError if the source cannot be read or the target not
+    be written.
     """
     path = Path(source)
     made = Path(target) if target is not None else path.with_name(path.name + ".rows")
@@ -105,7 +111,8 @@ def convert(
             writer = _Writer(file, made, origin, reader)
             for chunk in reader.chunks(writer.position):
                 writer.add(chunk)
-            if path.stat().st_mtime_ns != status.st_mtime_ns:
+            now = path.stat()
+            if (now.st_size, now.st_mtime_ns) != (status.st_size, status.st_mtime_ns):
                 raise FileError(f"{path} changed while it was converted: convert it again when it is complete")
             writer.finish()
     except GLMError:
@@ -183,8 +190,9 @@ class _Svmlight:
             try:
                 load_svmlight_file(io.BytesIO(line), zero_based=self._options["zero_based"])
             except (ValueError, OverflowError) as error:
-                hint = ", and columns count from 1 (else: zero_based=True)" if "index" in str(error).lower() else ""
-                return f"{self._path}, line {number}: {error}; labels and values must be numbers{hint}"
+                words = "it has no label" if b":" in line.split()[0] else str(error)
+                hint = next((hint for part, hint in _HINTS.items() if part in words), "")
+                return f"{self._path}, line {number}: {words}{hint}"
         return f"{self._path}: {why}"
 
 
@@ -250,14 +258,11 @@ class _Columns:
         def column(name: str) -> NDArray[Any]:
             return np.asarray(batch.column(name).to_numpy(zero_copy_only=False))
 
-        label = column(self._label)
-        if label.dtype.kind in "iu" and (np.abs(label.astype(np.float64)) >= EXACT).any():
-            raise DataError(f"{self._path}: column {self._label!r} has labels beyond 2**53, of which float64 makes one")
         x = np.empty((batch.num_rows, len(self.names)), dtype=np.float64)
         for number, name in enumerate(self.names):
             x[:, number] = column(name)
         weights = None if self._weight is None else column(self._weight).astype(np.float64)
-        return _Chunk(x, label.astype(np.float64), weights, before + batch.num_rows)
+        return _Chunk(x, column(self._label).astype(np.float64), weights, before + batch.num_rows)
 
 
 class _Writer:
@@ -309,9 +314,9 @@ class _Writer:
         }  # fmt: skip
         index = json.dumps(about).encode()
         self._put(index, self._end)
-        place = json.dumps({"index": self._end, "nbytes": self._end + len(index)}).encode()
+        place = {"index": self._end, "nbytes": self._end + len(index), "checksum": zlib.crc32(index)}
         os.fsync(self._file.fileno())
-        self._put((MAGIC + place).ljust(PAGE, b"\0"), 0)
+        self._put((MAGIC + json.dumps(place).encode()).ljust(PAGE, b"\0"), 0)
         os.fsync(self._file.fileno())
         os.replace(_part(self._target), self._target)
         self._note.unlink(missing_ok=True)
