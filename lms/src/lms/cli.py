@@ -510,7 +510,7 @@ def _bound(trace: Trace, plan: Plan, link: Link) -> str:
     bound = least_seconds(trace, link, limit=plan.limit, budget=budget, effort=_EFFORT)
     gap = bound.gap(plan.forecast.seconds)
     how = f"takes at most {gap:.1%} more than the best" if gap >= 0.0005 else "is as fast, to 0.1%"
-    stopped = "" if bound.solved else f"; the solver was stopped after {_EFFORT:.0f} s, so the true gap may be smaller"
+    stopped = "" if bound.solved else f"; {bound.why}, so the true gap may be smaller"
     return f"{'bound':<12}  {format_seconds(bound.seconds)}: no plan takes less; this one {how}{stopped}"
 
 
