@@ -29,7 +29,7 @@ def told(
 ) -> list[str]:
     trace, plan = planned
     gaps = [slower * seconds for seconds in trace.times]
-    return [drift.note(at, trace, plan, link, gaps) for _ in range(times)]
+    return [drift.note(at, trace, plan, link, gaps, usual=trace.seconds) for _ in range(times)]
 
 
 def test_passes_that_compute_twice_as_long_are_a_drift_once_enough_of_them_agree(planned: Planned) -> None:
@@ -80,7 +80,11 @@ def test_single_slow_passes_and_passes_that_contradict_each_other_are_none(plann
 def test_a_plan_that_moves_nothing_cannot_drift(planned: Planned) -> None:
     trace, _ = planned
     nothing = trace, make_plan(trace, LINK, budget=trace.saved)
-    assert not any(told(Drift(), nothing, times=IN_A_ROW, slower=2.0))
+    drift = Drift()
+    told(drift, planned, times=1, slower=2.0)
+    assert drift.suspected
+    assert not any(told(drift, nothing, times=IN_A_ROW, slower=2.0))
+    assert not drift.suspected
 
 
 def test_each_new_plan_rests_for_twice_as_long_as_the_one_before(planned: Planned) -> None:
