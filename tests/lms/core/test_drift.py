@@ -1,6 +1,7 @@
 """When a plan's assumptions no longer hold: what is told, after how many passes, and how seldom."""
 
 import math
+from dataclasses import replace
 from types import ModuleType
 
 import pytest
@@ -96,3 +97,17 @@ def test_each_new_plan_rests_for_twice_as_long_as_the_one_before(planned: Planne
         assert not any(told(drift, planned, times=2 * IN_A_ROW, slower=2.0, at=at + rest - 1))
         assert told(drift, planned, times=IN_A_ROW, slower=2.0, at=at + rest)[-1]
         at += rest
+
+
+def test_a_direction_in_which_nothing_is_copied_cannot_drift(traces: ModuleType) -> None:
+    # Record 0 leaves after its read and need not come back.
+    tape = traces.Tape([4, 1, 4], freed={0: 6}, pinned={1})
+    for kind, record in (("write", 0), ("write", 1), ("read", 0), ("read", 1), ("write", 2), ("read", 2)):
+        tape.access(kind, record, 4.0)
+    trace = replace(tape.trace(base=100), link=LINK.to_dict())
+    plan = make_plan(trace, LINK, limit=106)
+    assert (plan.forecast.out, plan.forecast.back) == (4, 0)
+    half = Link("fake", LINK.out / 2, LINK.back / 2, 0.0)
+    assert told(Drift(), (trace, plan), times=IN_A_ROW, link=half)[-1] == (
+        "copies out take 2.00 x as long (50 B/s, 100 B/s as planned)"
+    )
