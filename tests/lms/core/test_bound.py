@@ -142,6 +142,11 @@ def test_a_solver_without_time_still_gives_a_bound(traces: ModuleType) -> None:
     assert trace.seconds <= bound.seconds <= make_plan(trace, link, budget=trace.saved // 4).forecast.seconds
 
 
+def test_a_pass_that_is_too_long_is_refused_before_it_takes_the_memory(traces: ModuleType) -> None:
+    with pytest.raises(UsageError, match=r"at 999,999 accesses together; expected 250,000 at most"):
+        least_seconds(traces.chain([4] * 1000, [1.0] * 1000), ONE, budget=8)
+
+
 def test_steps_with_state_and_wrong_bounds_are_refused(traces: ModuleType) -> None:
     tape = traces.Tape([4], state={0})
     tape.access("write", 0, 1.0)

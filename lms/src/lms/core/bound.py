@@ -2,8 +2,15 @@
 
 The bound is the solution of a mixed-integer linear program. Its rules are the simulator's: what each access holds, when
 a copy may start, that it needs memory while it is in flight, that a tensor is written once and read back before its
-access, that each direction of the link carries one tensor at a time. One rule is relaxed: a copy may be interrupted by
-another one of the same direction and go on later. So the bound is not the optimum: that lies between it and any plan.
+access, that each direction of the link carries one tensor at a time. It covers the schedules in which tensors are away
+in gaps alone (`find_gaps`), and which hold no more than the cap wherever the gaps allow that.
+
+It is not the optimum, because these rules are relaxed. The optimum lies between the bound and any plan.
+
+- A copy may be interrupted by another one of the same direction and go on later, and copies back come in any order.
+- A tensor that is freed during a copy needs no memory any more; in the simulator it does until the copy is complete.
+- Under a budget a tensor may be away while its operation still has it in hand.
+- What an operation has in hand may be above the cap; the simulator waits there for copies out that have begun.
 """
 
 from __future__ import annotations
@@ -23,6 +30,7 @@ from lms.core.trace import Trace
 from lms.errors import UsageError
 
 _SAFETY = 1e-6  # of the pass: the solver's tolerances
+_MOST = 250_000  # of accesses of gaps: about 1 GB of rows and columns
 _STOPPED = 1  # SciPy's status of a program that took too long
 
 Terms = list[tuple[float, int]]  # a sum: a factor and a column each
@@ -61,6 +69,12 @@ def least_seconds(
     needed = np.array(trace.live, np.int64) - least_held  # bytes that must be away at each access, if they can be
     if not (needed > 0).any():
         return Bound(trace.seconds, True)
+    size = sum(gap.before - gap.written for gap in gaps)
+    if size > _MOST:
+        raise UsageError(
+            f"a bound of this pass is too large a program: its tensors can be away at {size:,} accesses together; "
+            f"expected {_MOST:,} at most, as in a pass of some hundred accesses"
+        )
     program = _Program(trace, link, gaps, needed, held=limit is None)
     found, why = program.solve(effort)
     return Bound(max(trace.seconds, found * (1 - _SAFETY)), not why, why)
@@ -139,11 +153,11 @@ class _Program:
         for numbers in alike.values():
             first, last = self.gaps[numbers[0]], self.gaps[numbers[-1]]
             seconds = self.link.seconds_out(first.nbytes) / self.unit
-            share = self._rising(first.after, last.before - 1)
+            share = self._rising(first.written, last.before - 1)  # it may be written before it may leave
             for number in numbers:
                 for at, column in self.away[number].items():
                     self._row([(1.0, share[at]), (-1.0, column)], 0.0)
-            begin = first.after
+            begin = first.written
             self._row([(1.0, self.done[begin]), (-1.0, self.ready[begin]), (-seconds, share[begin])], 0.0)
             work[begin].append((seconds, share[begin]))
             for one, following in pairwise(share):

@@ -64,6 +64,7 @@ class PassPlanner:
         *,
         prefetch: int | None,
         write_ahead: int | None,
+        write_early: bool = True,
         facts: Mapping[str, str],
     ) -> None:
         self.device = device
@@ -74,6 +75,7 @@ class PassPlanner:
         self.client = saved
         self.prefetch = prefetch
         self.write_ahead = write_ahead
+        self.write_early = write_early
         self.progress = Progress(device)
         self.peaks = Peaks(device, budget, self.progress)
         self.news: list[Plan] = []  # new plans that were not reported yet
@@ -414,6 +416,7 @@ class PassPlanner:
                 budget=self.client.most,
                 prefetch=self.prefetch,
                 write_ahead=self.write_ahead,
+                write_early=self.write_early,
             )
         except LimitError as refused:
             self._refused = refused
