@@ -80,14 +80,14 @@ def _drifts(trace: Trace, plan: Plan, link: Link | None, seconds: float, usual: 
     if link is not None and trace.link:
         assumed = Link.from_dict(trace.link)
         lanes = [span.lane for span in plan.forecast.spans]
-        for name, nbytes, copies, seconds, seconds_before in (
+        for name, nbytes, copies, price, price_before in (
             ("copies out take", plan.forecast.out, lanes.count("out"), link.seconds_out, assumed.seconds_out),
             ("copies back take", plan.forecast.back, lanes.count("back"), link.seconds_back, assumed.seconds_back),
         ):
             if not nbytes:
                 continue
             mean = max(1, nbytes // copies)
-            now, before = seconds(mean), seconds_before(mean)
+            now, before = price(mean), price_before(mean)
             rates = f"({format_size(mean / now)}/s, {format_size(mean / before)}/s as planned)"
             found[name] = now / before, rates
     return {name: drift for name, drift in found.items() if not 1 / FACTOR < drift[0] < FACTOR}
