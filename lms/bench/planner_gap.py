@@ -22,13 +22,8 @@ from lms.trace import Trace
 
 GOLDEN = Path(__file__).resolve().parents[2] / "tests/lms/core/golden"
 MODELS = ("resnet", "gpt", "unet")
-SHARES = (
-    0.0,
-    0.1,
-    0.25,
-    0.5,
-    0.75,
-)  # of the saved bytes as budget; of the way from the floor to the plain peak as limit
+# Of the saved bytes as budget; of the way from the floor to the plain peak as limit.
+SHARES = (0.0, 0.1, 0.25, 0.5, 0.75)
 SPEEDS = (0.5, 1.0, 2.0, 4.0)  # how often the link carries the saved bytes out in the time of the forward
 EFFORT = 20.0  # seconds for the solver
 

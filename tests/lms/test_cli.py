@@ -9,6 +9,7 @@ import sys
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -279,6 +280,16 @@ def test_simulate_says_how_far_the_plan_is_from_the_best_when_asked(
     assert float(least[1]) <= float(taken[1])
     assert re.search(r"^bound .*: no plan takes less; this one ", out, re.MULTILINE)
     assert "--limit" in refused(capsys, "simulate", trace, "--bound")
+
+
+def test_a_bound_of_a_step_with_state_is_refused_before_anything_is_printed(
+    traces: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tape = traces.Tape([4], state={0})
+    tape.access("write", 0, 1.0)
+    tape.trace().save(tmp_path / "state.json")
+    wrong = refused(capsys, "simulate", str(tmp_path / "state.json"), "--budget", "0", "--link", "1", "--bound")
+    assert "--bound: this trace has state that lives on in the next step; expected one recorded with act" in wrong
 
 
 def test_a_bound_without_scipy_says_how_to_get_it(

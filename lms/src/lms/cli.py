@@ -192,8 +192,8 @@ def _add_simulate(commands: argparse._SubParsersAction[argparse.ArgumentParser])
     parser.add_argument(
         "--bound",
         action="store_true",
-        help="how far the plan is from the best one at most: a lower bound on the time of every plan, which a solver "
-        f"looks for during {_EFFORT:.0f} seconds at most",
+        help="also print a lower bound on the time of any plan, and how far this plan is above it. The solver stops "
+        f"after {_EFFORT:.0f} s",
     )
     parser.add_argument("--json", metavar="FILE", type=Path, help="write the table of limits as JSON (bytes, seconds)")
     parser.add_argument(
@@ -289,6 +289,11 @@ def _simulate(args: argparse.Namespace) -> int:
     check_output("--perfetto", args.perfetto)
     if args.bound:
         _check_installed("--bound", "scipy", extra="bound")
+        if any(tensor.freed is None and not tensor.pinned for tensor in trace.tensors):
+            raise UsageError(
+                "--bound: this trace has state that lives on in the next step; expected one recorded with activations "
+                "alone"
+            )
     if not options.bounded:
         if args.bound:
             raise UsageError("--bound: a bound is that of one limit; expected --limit, --frac or --budget")
@@ -302,9 +307,8 @@ def _simulate(args: argparse.Namespace) -> int:
     if args.json is not None:
         warn("--json: without effect together with a limit, frac or budget")
     plan = _planned(trace, link, options)
-    print(_priced(trace, plan, link))
-    if args.bound:
-        print(_bound(trace, plan, link))
+    bound = [_bound(trace, plan, link)] if args.bound else []  # first, because it may be refused
+    print("\n".join([_priced(trace, plan, link), *bound]))
     if args.records:
         print(_records(trace, plan))
     if args.perfetto is not None:
@@ -510,7 +514,7 @@ def _bound(trace: Trace, plan: Plan, link: Link) -> str:
     bound = least_seconds(trace, link, limit=plan.limit, budget=budget, effort=_EFFORT)
     gap = bound.gap(plan.forecast.seconds)
     how = f"takes at most {gap:.1%} more than the best" if gap >= 0.0005 else "is as fast, to 0.1%"
-    stopped = "" if bound.solved else f"; the solver was stopped after {_EFFORT:.0f} s, so the true gap may be smaller"
+    stopped = "" if bound.solved else f"; {bound.why}, so the true gap may be smaller"
     return f"{'bound':<12}  {format_seconds(bound.seconds)}: no plan takes less; this one {how}{stopped}"
 
 

@@ -5,11 +5,13 @@ import random
 import statistics
 from types import ModuleType
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lms.core.bound import Bound, least_seconds
+from lms.core.gaps import find_gaps, held_at
 from lms.core.plan import floor, make_plan, plain_peak
 from lms.core.schedule import Schedule, Swap
 from lms.core.simulate import Forecast, simulate
@@ -71,10 +73,12 @@ def everything(traces: ModuleType, rng: random.Random) -> tuple[float, Bound, fl
         for record, (written, before) in enumerate(trace.touches)
     ]
     fastest = plan.forecast.seconds
+    # What an operation has in hand may be above the cap, as in the plan.
+    cap = tuple(np.maximum(plan.cap, held_at(trace, find_gaps(trace))).tolist())
     for way in itertools.product(*ways):
         moves = tuple(sorted((move for move in way if move is not None), key=lambda move: move.after))
-        forecast = simulate(trace, Schedule(moves, plan.cap), link)
-        if forecast.seconds < fastest and within(forecast, plan.cap):
+        forecast = simulate(trace, Schedule(moves, cap), link)
+        if forecast.seconds < fastest and within(forecast, cap):
             fastest = forecast.seconds
     return fastest, least_seconds(trace, link, budget=budget), plan.forecast.seconds
 
@@ -91,15 +95,15 @@ def test_it_is_close_to_the_fastest_of_all_schedules_of_a_tiny_chain(traces: Mod
         ratios.append(fastest / bound.seconds)
         slower += fastest > bound.seconds * 1.001 or planned > bound.seconds * 1.001
     assert statistics.median(ratios) == pytest.approx(1.0, abs=1e-4)
-    assert max(ratios) < 1.1
+    assert max(ratios) < 1.2
     assert slower  # else the bound was never put to the test
 
 
 def test_by_hand_a_record_that_must_be_away_at_once_is_waited_for_twice(traces: ModuleType) -> None:
-    # 4 bytes out before the second record may be made, and back when it is gone.
+    # 4 bytes out before the second record is saved, which computes for 1 s of that, and back when it is gone.
     trace = traces.chain([4, 4], [1.0, 1.0])
     bound = least_seconds(trace, ONE, budget=0)
-    assert bound.seconds == pytest.approx(trace.seconds + 4 + 4, rel=1e-5)
+    assert bound.seconds == pytest.approx(trace.seconds + 3 + 4, rel=1e-5)
     assert bound.solved
     assert bound.gap(bound.seconds * 1.25) == pytest.approx(0.25)
 
@@ -110,12 +114,37 @@ def test_what_fits_takes_its_computation_alone(traces: ModuleType) -> None:
     assert least_seconds(Trace((), ()), ONE, budget=0) == Bound(0.0, solved=True)
 
 
+def test_nothing_is_to_be_away_earlier_than_it_can_be(traces: ModuleType) -> None:
+    # The framework holds records 0 to 2 for as long as there is too much, so the plan moves nothing.
+    tape = traces.Tape([10, 10, 10, 1], let_go={0: 5, 1: 4, 2: 5}, freed={0: 8, 1: 4, 2: 5}, pinned={3})
+    for kind, record in zip(
+        ("write", "write", "write", "read", "read", "write", "read", "read"), (0, 1, 2, 1, 2, 3, 3, 0), strict=True
+    ):
+        tape.access(kind, record, 1.0)
+    trace = tape.trace()
+    assert make_plan(trace, ONE, budget=10).forecast.seconds == trace.seconds
+    assert least_seconds(trace, ONE, budget=10) == Bound(trace.seconds, solved=True)
+
+
+def test_a_pass_in_which_nothing_can_leave_needs_no_solver(traces: ModuleType) -> None:
+    tape = traces.Tape([4, 4], pinned={0, 1})
+    for kind, record in (("write", 0), ("write", 1), ("read", 1), ("read", 0)):
+        tape.access(kind, record, 1.0)
+    assert least_seconds(tape.trace(), ONE, budget=0) == Bound(4.0, solved=True)
+
+
 def test_a_solver_without_time_still_gives_a_bound(traces: ModuleType) -> None:
     trace = traces.gpt()
     link = Link("slow", trace.saved / trace.seconds, trace.saved / trace.seconds)
     bound = least_seconds(trace, link, budget=trace.saved // 4, effort=0.0)
     assert not bound.solved
+    assert bound.why == "the solver was stopped after 0 s"
     assert trace.seconds <= bound.seconds <= make_plan(trace, link, budget=trace.saved // 4).forecast.seconds
+
+
+def test_a_pass_that_is_too_long_is_refused_before_it_takes_the_memory(traces: ModuleType) -> None:
+    with pytest.raises(UsageError, match=r"at 999,999 accesses together; expected 250,000 at most"):
+        least_seconds(traces.chain([4] * 1000, [1.0] * 1000), ONE, budget=8)
 
 
 def test_steps_with_state_and_wrong_bounds_are_refused(traces: ModuleType) -> None:

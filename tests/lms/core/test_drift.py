@@ -1,6 +1,7 @@
 """When a plan's assumptions no longer hold: what is told, after how many passes, and how seldom."""
 
 import math
+from dataclasses import replace
 from types import ModuleType
 
 import pytest
@@ -29,7 +30,7 @@ def told(
 ) -> list[str]:
     trace, plan = planned
     gaps = [slower * seconds for seconds in trace.times]
-    return [drift.note(at, trace, plan, link, gaps) for _ in range(times)]
+    return [drift.note(at, trace, plan, link, gaps, usual=trace.seconds) for _ in range(times)]
 
 
 def test_passes_that_compute_twice_as_long_are_a_drift_once_enough_of_them_agree(planned: Planned) -> None:
@@ -80,7 +81,11 @@ def test_single_slow_passes_and_passes_that_contradict_each_other_are_none(plann
 def test_a_plan_that_moves_nothing_cannot_drift(planned: Planned) -> None:
     trace, _ = planned
     nothing = trace, make_plan(trace, LINK, budget=trace.saved)
-    assert not any(told(Drift(), nothing, times=IN_A_ROW, slower=2.0))
+    drift = Drift()
+    told(drift, planned, times=1, slower=2.0)
+    assert drift.suspected
+    assert not any(told(drift, nothing, times=IN_A_ROW, slower=2.0))
+    assert not drift.suspected
 
 
 def test_each_new_plan_rests_for_twice_as_long_as_the_one_before(planned: Planned) -> None:
@@ -92,3 +97,17 @@ def test_each_new_plan_rests_for_twice_as_long_as_the_one_before(planned: Planne
         assert not any(told(drift, planned, times=2 * IN_A_ROW, slower=2.0, at=at + rest - 1))
         assert told(drift, planned, times=IN_A_ROW, slower=2.0, at=at + rest)[-1]
         at += rest
+
+
+def test_a_direction_in_which_nothing_is_copied_cannot_drift(traces: ModuleType) -> None:
+    # Record 0 leaves after its read and need not come back.
+    tape = traces.Tape([4, 1, 4], freed={0: 6}, pinned={1})
+    for kind, record in (("write", 0), ("write", 1), ("read", 0), ("read", 1), ("write", 2), ("read", 2)):
+        tape.access(kind, record, 4.0)
+    trace = replace(tape.trace(base=100), link=LINK.to_dict())
+    plan = make_plan(trace, LINK, limit=106)
+    assert (plan.forecast.out, plan.forecast.back) == (4, 0)
+    half = Link("fake", LINK.out / 2, LINK.back / 2, 0.0)
+    assert told(Drift(), (trace, plan), times=IN_A_ROW, link=half)[-1] == (
+        "copies out take 2.00 x as long (50 B/s, 100 B/s as planned)"
+    )

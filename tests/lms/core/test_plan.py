@@ -14,6 +14,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from lms.core import bound
 from lms.core.plan import Plan, floor, make_plan, plain_peak, table
 from lms.core.schedule import Schedule
 from lms.core.simulate import simulate
@@ -225,7 +226,8 @@ def test_moves_lie_between_the_accesses_of_their_record(traces: ModuleType, data
         assert move.after in trace.touches[move.tensor]
         assert not [use for use in uses if move.after < use < move.before]
         if move.reload is not None:
-            assert move.after < move.reload <= move.before
+            assert move.after <= move.reload <= move.before
+            assert move.after < move.reload or move.write  # else it stays, and is written
             assert move.before in uses
         else:
             assert move.before == trace.tensors[move.tensor].freed
@@ -258,8 +260,21 @@ def test_what_leaves_late_is_written_while_the_link_has_nothing_else_to_do(trace
     assert (plan.forecast.out, plan.forecast.back) == (4, 0)
     assert plan.forecast.seconds == trace.seconds
     assert plan.forecast.resident_peak <= 106
-    late = make_plan(trace, link, limit=106, write_ahead=4)  # who says how many are in flight says when they start
+    late = make_plan(trace, link, limit=106, write_ahead=4)  # with --write-ahead the plan writes nothing early
     assert late.forecast.seconds == trace.seconds + 4
+    assert make_plan(trace, link, limit=106, write_early=False).forecast.seconds == trace.seconds + 4
+
+
+def test_it_is_written_early_although_its_operation_still_has_it_in_hand(traces: ModuleType) -> None:
+    # As above, but the forward keeps record 0 until it is read: it cannot leave before, and it can be written.
+    tape = traces.Tape([4, 1, 4], freed={0: 6}, let_go={0: 3}, pinned={1})
+    for kind, record in (("write", 0), ("write", 1), ("read", 0), ("read", 1), ("write", 2), ("read", 2)):
+        tape.access(kind, record, 4.0)
+    trace = tape.trace(base=100)
+    link = Link("half a byte a second", 0.5, 0.5, 0.0)
+    plan = make_plan(trace, link, limit=106)
+    assert plan.forecast.seconds == trace.seconds
+    assert bound.least_seconds(trace, link, limit=106).seconds == trace.seconds
 
 
 # Overrides

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import warnings
 from collections.abc import Callable, Sequence
 
@@ -38,10 +39,12 @@ def run(
     broken: bool = False,
     other: int = 100,
     gap: float = 1.0,
+    pause_at: int = -1,
 ) -> Guide | None:
     """One pass over a chain of records of these sizes, led by whatever the planner chooses; the guide it ended with.
 
-    No more is held than the guide's caps allow, or the budget if there is no guide.
+    No more is held than the guide's caps allow, or the budget if there is no guide. Each access takes `gap` seconds,
+    the one at `pause_at` 20 more.
     """
     machine = planner.device
     machine.most = other
@@ -51,7 +54,7 @@ def run(
     def access(kind: AccessKind, index: int, change: int) -> None:
         nonlocal live, held, most_out
         position = recorder.position
-        machine.now += gap
+        machine.now += gap + 20.0 * (position == pause_at)
         machine.most = other + held
         recorder.enter()
         recorder.access(kind, index)
@@ -410,6 +413,39 @@ def test_a_computer_that_is_now_fast_now_slow_has_few_new_plans(make: Planner) -
     for number in range(1000):
         run(planner, [100] * 6, gap=1.0 + number // 40 % 2)
     assert 1 <= len(drifts(planner)) <= 6
+
+
+def test_pauses_that_come_now_here_now_there_are_no_drift(make: Planner) -> None:
+    planner = make(budget=200)
+    rng = random.Random(24)
+    for _ in range(20 * TIMED_EVERY):
+        run(planner, [100] * 6, pause_at=rng.randrange(12))
+    assert not drifts(planner)
+
+
+def test_shapes_that_take_turns_are_all_timed(make: Planner) -> None:
+    planner = make(budget=200)
+    shapes = [[100 + size] * 6 for size in range(4)]
+    timed = set()
+    for _ in range(2 * TIMED_EVERY):
+        for sizes in shapes:
+            guide = run(planner, sizes)
+            if guide is not None and guide.passes > 4 and planner.last is planner.last_timed:
+                timed.add(sizes[0])
+    assert timed == {sizes[0] for sizes in shapes}
+
+
+def test_what_one_plan_is_suspected_of_is_not_held_against_the_next(make: Planner) -> None:
+    planner = make(budget=200)
+    for gap in [1.0] * 10 + [2.0] * TIMED_EVERY:
+        run(planner, [100] * 6, gap=gap)
+        if planner.current is not None and planner.current.drift.suspected:
+            break
+    guide = planner.current
+    assert guide is not None
+    assert guide.drift.suspected
+    guide.follow(guide.trace, guide.plan)
+    assert not guide.drift.suspected
 
 
 def test_the_times_of_a_device_that_is_behind_are_read_later(make: Planner, machine: object) -> None:

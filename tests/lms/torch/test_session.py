@@ -13,6 +13,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,8 +22,12 @@ from torch import Tensor, nn
 
 import lms as package
 from lms.core import drift
+from lms.core.plan import Plan
+from lms.core.schedule import Swap
+from lms.core.trace import Trace
 from lms.errors import CorruptionError, LimitError, LMSError, SpillError, UsageError
 from lms.memory.device import CpuDevice, Device, Peak
+from lms.runtime import planner as planner_module
 from lms.torch import session as session_module
 from lms.torch.cpu import page_pool
 from lms.torch.session import Session, disable, enable
@@ -694,6 +699,52 @@ def test_what_was_saved_before_a_pause_is_used_inside_it_and_after(lms: Make) ->
     assert stats["passes"] == 6
     assert stats["replans"] == 0, "each pass was like the first"
     assert stats["swapped_in"] > 0
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_what_is_written_early_and_changed_before_it_leaves_is_an_error_as_in_plain_autograd(
+    changed: bool, lms: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def written_early(trace: Trace, *args: object, **options: object) -> Plan:
+        """The records that two backwards read leave between them, and are written with their write."""
+        plan = make_plan(trace, *args, **options)
+        touches = {index: trace.touches[index] for index in range(len(trace.tensors)) if len(trace.touches[index]) == 3}
+        assert touches
+        early = [Swap(index, write, first, write, True) for index, (write, first, _) in touches.items()]
+        late = [Swap(index, first, second, second, False) for index, (_, first, second) in touches.items()]
+        cap = (trace.saved,) * len(trace.accesses)
+        moves = sorted([*early, *late], key=lambda move: move.after)
+        forecast = replace(plan.forecast, held_peak=trace.saved)
+        return replace(plan, moves=tuple(moves), cap=cap, forecast=forecast)
+
+    def forward(x: Tensor, changed: bool) -> Tensor:
+        y = x.sin().exp()  # saves its result
+        total = (y * 2).sum()
+        if changed:
+            with torch.no_grad():
+                y.add_(1)
+        return total
+
+    def twice(x: Tensor, changed: bool = False) -> list[Tensor]:
+        loss = forward(x, changed)
+        return [*torch.autograd.grad(loss, x, retain_graph=True), *torch.autograd.grad(loss, x)]
+
+    x = torch.randn(50, 50, requires_grad=True)
+    theirs = twice(x)
+    make_plan = planner_module.make_plan
+    monkeypatch.setattr(planner_module, "make_plan", written_early)
+    with lms() as session:
+        for _ in range(2):
+            assert identical(twice(x), theirs)
+        before = session.stats()
+        assert identical(twice(x), theirs)
+        after = session.stats()
+        for way in ("swapped_out", "swapped_in"):
+            assert after[way] - before[way] == x.nbytes, "written once, and away between the two backwards"
+        if changed:
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                twice(x, changed=True)
+        assert identical(twice(x), theirs)
 
 
 def test_what_is_saved_in_a_pause_can_be_used_after_it(lms: Make, live: Live) -> None:

@@ -2,8 +2,15 @@
 
 The bound is the solution of a mixed-integer linear program. Its rules are the simulator's: what each access holds, when
 a copy may start, that it needs memory while it is in flight, that a tensor is written once and read back before its
-access, that each direction of the link carries one tensor at a time. One rule is relaxed: a copy may be interrupted by
-another one of the same direction and go on later. So the bound is not the optimum: that lies between it and any plan.
+access, that each direction of the link carries one tensor at a time. It covers the schedules in which tensors are away
+in gaps alone (`find_gaps`), and which hold no more than the cap wherever the gaps allow that.
+
+It is not the optimum, because these rules are relaxed. The optimum lies between the bound and any plan.
+
+- A copy may be interrupted by another one of the same direction and go on later, and copies back come in any order.
+- A tensor that is freed during a copy needs no memory any more; in the simulator it does until the copy is complete.
+- Under a budget a tensor may be away while its operation still has it in hand.
+- What an operation has in hand may be above the cap; the simulator waits there for copies out that have begun.
 """
 
 from __future__ import annotations
@@ -15,7 +22,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from lms.core.gaps import Gap, find_gaps
+from lms.core.gaps import Gap, find_gaps, held_at
 from lms.core.link import Link
 from lms.core.plan import caps
 from lms.core.profile import Bytes
@@ -23,16 +30,19 @@ from lms.core.trace import Trace
 from lms.errors import UsageError
 
 _SAFETY = 1e-6  # of the pass: the solver's tolerances
+_MOST = 250_000  # of accesses of gaps: about 1 GB of rows and columns
+_STOPPED = 1  # SciPy's status of a program that took too long
 
 Terms = list[tuple[float, int]]  # a sum: a factor and a column each
 
 
 @dataclass(frozen=True)
 class Bound:
-    """No schedule takes less than `seconds`. `solved`: the program's own optimum was found in the time given."""
+    """No schedule takes less than `seconds`. `solved`: the program's own optimum was found; else `why` it was not."""
 
     seconds: float
     solved: bool
+    why: str = ""
 
     def gap(self, seconds: float) -> float:
         """By which share of it a pass of `seconds` may be above the optimum, at most."""
@@ -55,11 +65,19 @@ def least_seconds(
     if any(tensor.freed is None and not tensor.pinned for tensor in trace.tensors):
         raise UsageError("a bound is known for passes, and this trace has tensors that live on in the next step")
     gaps = find_gaps(trace)
-    if not trace.accesses:
+    least_held = np.maximum(caps(trace, gaps, limit=limit, budget=budget), held_at(trace, gaps))
+    needed = np.array(trace.live, np.int64) - least_held  # bytes that must be away at each access, if they can be
+    if not (needed > 0).any():
         return Bound(trace.seconds, True)
-    program = _Program(trace, link, gaps, caps(trace, gaps, limit=limit, budget=budget), held=limit is None)
-    found, solved = program.solve(effort)
-    return Bound(max(trace.seconds, found * (1 - _SAFETY)), solved)
+    size = sum(gap.before - gap.written for gap in gaps)
+    if size > _MOST:
+        raise UsageError(
+            f"a bound of this pass is too large a program: its tensors can be away at {size:,} accesses together; "
+            f"expected {_MOST:,} at most, as in a pass of some hundred accesses"
+        )
+    program = _Program(trace, link, gaps, needed, held=limit is None)
+    found, why = program.solve(effort)
+    return Bound(max(trace.seconds, found * (1 - _SAFETY)), not why, why)
 
 
 class _Program:
@@ -71,7 +89,7 @@ class _Program:
     Each copy has a column for every access, too: the share of it that is complete when the computation goes on.
     """
 
-    def __init__(self, trace: Trace, link: Link, gaps: Sequence[Gap], cap: Bytes, *, held: bool) -> None:
+    def __init__(self, trace: Trace, link: Link, gaps: Sequence[Gap], needed: Bytes, *, held: bool) -> None:
         self.trace, self.link, self.gaps = trace, link, gaps
         self.unit = trace.seconds or 1.0
         self.integers: list[int] = []
@@ -94,7 +112,7 @@ class _Program:
             self.back.append(self._rising(first, last, integer=True) if gap.comes_back else {})
         self._write()
         self._read()
-        self._fit(cap)
+        self._fit(needed)
 
     def _column(self, top: float, *, integer: bool = False) -> int:
         if integer:
@@ -135,11 +153,11 @@ class _Program:
         for numbers in alike.values():
             first, last = self.gaps[numbers[0]], self.gaps[numbers[-1]]
             seconds = self.link.seconds_out(first.nbytes) / self.unit
-            share = self._rising(first.after, last.before - 1)
+            share = self._rising(first.written, last.before - 1)  # it may be written before it may leave
             for number in numbers:
                 for at, column in self.away[number].items():
                     self._row([(1.0, share[at]), (-1.0, column)], 0.0)
-            begin = first.after
+            begin = first.written
             self._row([(1.0, self.done[begin]), (-1.0, self.ready[begin]), (-seconds, share[begin])], 0.0)
             work[begin].append((seconds, share[begin]))
             for one, following in pairwise(share):
@@ -171,23 +189,21 @@ class _Program:
             self._row([*ready, *late], self.trace.accesses[before].seconds / self.unit)
         self._carry(work)
 
-    def _fit(self, cap: Bytes) -> None:
-        """At each access, as many bytes are away as do not fit; or as many as can be, if that is less."""
-        scale = float(max((gap.nbytes for gap in self.gaps), default=1)) or 1.0
-        able = [0] * len(cap)
-        terms: list[Terms] = [[] for _ in cap]
+    def _fit(self, needed: Bytes) -> None:
+        """At each access, as many bytes are away as are needed."""
+        scale = float(max(gap.nbytes for gap in self.gaps)) or 1.0
+        terms: list[Terms] = [[] for _ in needed]
         for gap, away, back in zip(self.gaps, self.away, self.back, strict=True):
             for at, column in away.items():
-                able[at] += gap.nbytes
                 terms[at].append((gap.nbytes / scale, column))
                 if back:
                     terms[at].append((-gap.nbytes / scale, back[at]))
-        for at, live in enumerate(self.trace.live):
-            if (needed := min(live - int(cap[at]), able[at])) > 0:
-                self._row(terms[at], needed / scale)
+        for sum_of, least in zip(terms, needed.tolist(), strict=True):
+            if least > 0:
+                self._row(sum_of, least / scale)
 
-    def solve(self, effort: float) -> tuple[float, bool]:
-        """A lower bound of the pass's seconds, and whether it is the program's optimum."""
+    def solve(self, effort: float) -> tuple[float, str]:
+        """A lower bound of the pass's seconds, and why it is not the program's optimum; "" if it is."""
         from scipy.optimize import Bounds, LinearConstraint, milp
         from scipy.sparse import csr_array
 
@@ -203,7 +219,10 @@ class _Program:
             constraints=LinearConstraint(matrix, np.array(self.least), np.inf),
             options={"time_limit": effort, "mip_rel_gap": 1e-6},
         )
+        why = (
+            f"the solver was stopped after {effort:g} s" if found.status == _STOPPED else f"SciPy says: {found.message}"
+        )
         lowest = found.mip_dual_bound
         if lowest is None or not np.isfinite(lowest):
-            return 0.0, False
-        return float(lowest) * self.unit + self.trace.tail, found.status == 0
+            return 0.0, why
+        return float(lowest) * self.unit + self.trace.tail, "" if found.status == 0 else why

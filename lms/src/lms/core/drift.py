@@ -32,18 +32,23 @@ class Drift:
         """Whether the next pass should be timed, to see if it agrees."""
         return bool(self.samples)
 
-    def note(self, passes: int, trace: Trace, plan: Plan, link: Link | None, gaps: Sequence[float]) -> str:
+    def note(
+        self, passes: int, trace: Trace, plan: Plan, link: Link | None, gaps: Sequence[float], *, usual: float
+    ) -> str:
         """What has drifted, for people, once enough passes agree; else "".
 
-        `trace` is what the `plan` was made from; `link` and `gaps` (seconds of computation before each access and in
-        the tail) are as they are now, after `passes` passes that followed the plan.
+        `trace` is what the `plan` was made from, when a pass computed for `usual` seconds; `link` and `gaps` (seconds
+        of computation before each access and in the tail) are as they are now, after `passes` passes that followed the
+        plan.
         """
         if not plan.moves or passes < self._rests_until:
+            self.forget()
             return ""
-        found = _drifts(trace, plan, link, sum(gaps))
+        found = _drifts(trace, plan, link, sum(gaps), usual)
         signs = {(name, ratio > 1) for name, (ratio, _) in found.items()}
         if not self._agreed & signs:
-            self._begin(signs)  # another drift, or none
+            self.forget()  # another drift, or none
+            self._agreed = signs
         self._agreed &= signs
         if not signs:
             return ""
@@ -57,27 +62,32 @@ class Drift:
         """The plan was made anew after `passes` passes."""
         self._rests_until = passes + (REST << self._replans)
         self._replans += 1
-        self._begin(set())
+        self.forget()
 
-    def _begin(self, agreed: set[tuple[str, bool]]) -> None:
+    def forget(self) -> None:
+        """What was noted so far was held against another plan, or contradicts what came after it."""
         self.samples.clear()
         self._seconds = 0.0
-        self._agreed = agreed
+        self._agreed = set()
 
 
-def _drifts(trace: Trace, plan: Plan, link: Link | None, seconds: float) -> dict[str, tuple[float, str]]:
+def _drifts(trace: Trace, plan: Plan, link: Link | None, seconds: float, usual: float) -> dict[str, tuple[float, str]]:
     """The costs that are a factor away from what they were: the ratio to that, and both in words."""
     found = {}
-    if trace.seconds > 0 and seconds > 0:
-        text = f"({format_seconds(seconds)} a pass, {format_seconds(trace.seconds)} as planned)"
-        found["computation takes"] = seconds / trace.seconds, text
+    if usual > 0 and seconds > 0:
+        text = f"({format_seconds(seconds)} a pass, {format_seconds(usual)} as planned)"
+        found["computation takes"] = seconds / usual, text
     if link is not None and trace.link:
         assumed = Link.from_dict(trace.link)
-        mean = (plan.forecast.out + plan.forecast.back) // (2 * len(plan.moves)) or 1  # bytes of a copy
-        for name, now, before in (
-            ("copies out take", link.seconds_out(mean), assumed.seconds_out(mean)),
-            ("copies back take", link.seconds_back(mean), assumed.seconds_back(mean)),
+        lanes = [span.lane for span in plan.forecast.spans]
+        for name, nbytes, copies, price, price_before in (
+            ("copies out take", plan.forecast.out, lanes.count("out"), link.seconds_out, assumed.seconds_out),
+            ("copies back take", plan.forecast.back, lanes.count("back"), link.seconds_back, assumed.seconds_back),
         ):
+            if not nbytes:
+                continue
+            mean = max(1, nbytes // copies)
+            now, before = price(mean), price_before(mean)
             rates = f"({format_size(mean / now)}/s, {format_size(mean / before)}/s as planned)"
             found[name] = now / before, rates
     return {name: drift for name, drift in found.items() if not 1 / FACTOR < drift[0] < FACTOR}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 from lms.core.drift import Drift
 from lms.core.plan import Plan
@@ -14,17 +15,28 @@ Key = tuple[AccessKind, int, int]  # kind of access, tensor, its bytes
 _CODES = {"write": 0, "hold": 1, "read": 2}  # Kind in saved_tensor_hooks.cc
 
 
+class Timed(Protocol):
+    """A pass that was timed."""
+
+    @property
+    def marks(self) -> Sequence[object]:
+        """Points in the device's time; the last one is the end of the pass."""
+
+    def gaps(self) -> list[float]:
+        """Seconds of computation before each access, and in the tail. Waits until the device has reached the end."""
+
+
 class Guide:
     """Leads a pass along a plan for as long as the pass does what the recorded one did."""
 
     def __init__(self, keys: Sequence[Key], trace: Trace, plan: Plan) -> None:
         self.keys = list(keys)
         self.codes = [4 * tensor + _CODES[kind] for kind, tensor, _ in keys]
+        self.drift = Drift()
         self.follow(trace, plan)
         self.margin = 0  # bytes that the plan was asked to leave free, because real peaks were above foreseen ones
         self.passes = 0  # complete passes that followed it
         self.samples: list[list[float]] = []  # gaps of the passes that were timed
-        self.drift = Drift()
         self._prefix = prefixes(self.keys)
 
     @property
@@ -32,10 +44,17 @@ class Guide:
         """Bytes that were on the device, saved tensors left out, when the recorded pass began."""
         return self.trace.accesses[0].other
 
-    def follow(self, trace: Trace, plan: Plan) -> None:
-        """Take another trace of the same sequence, and the plan for it."""
+    def follow(self, trace: Trace, plan: Plan, usual: float | None = None) -> None:
+        """Take another trace of the same sequence, and the plan for it.
+
+        `usual` are the seconds for which a whole pass computes, the trace's by default. A trace of medians has less
+        than that if single accesses take long now and then.
+        """
         self.trace = trace
         self.plan = plan
+        self.usual = trace.seconds if usual is None else usual
+        self.drift.forget()
+        self.unread: Timed | None = None  # the last timed pass, until its times can be read without a wait
         self.course = Course(plan, plan.forecast.held_peak)
         self.pinned = [tensor.pinned for tensor in trace.tensors]
         self.sizes = [tensor.nbytes for tensor in trace.tensors]

@@ -76,11 +76,13 @@ def make_plan(
     budget: int | None = None,
     prefetch: int | None = None,
     write_ahead: int | None = None,
+    write_early: bool = True,
 ) -> Plan:
     """The plan for one step under `limit` (bytes on the device) or `budget` (bytes of tensors that may stay).
 
     `prefetch` is the most accesses that a copy back may start ahead of its use, `write_ahead` the most copies out in
-    flight; None leaves both to the plan. With a limit the trace must have measured the rest of the device's bytes.
+    flight; None leaves both to the plan. If both are None and the tier below has the room (`write_early`), what leaves
+    late may be written early. With a limit the trace must have measured the rest of the device's bytes.
 
     Raises LimitError when the limit lies below the floor, UsageError unless exactly one of limit and budget is given.
     """
@@ -99,14 +101,15 @@ def make_plan(
     rankings: dict[tuple[Gap, ...], str] = {}  # what they choose, and the first that chose it
     for name, rank in _RANKINGS.items():
         rankings.setdefault(_choose(trace, gaps, target, cap, rank), name)
-    schedules: list[tuple[Schedule, tuple[Gap, ...]]] = []
-    for chosen in rankings:
+    choices = list(rankings)
+    schedules = []
+    for chosen in choices:
         lowered = cap if limit is None else cap - lingering(trace, chosen)
-        moves = _moves(trace, chosen, cap, prefetch)
-        schedules.append((Schedule(moves, tuple(lowered.tolist()), write_ahead), chosen))
-        if prefetch is None and write_ahead is None and (earlier := _written_early(gaps, chosen, moves)) != moves:
-            schedules.append((Schedule(earlier, tuple(lowered.tolist()), write_ahead), chosen))
-    schedule, chosen = schedules[_best(trace, [schedule for schedule, _ in schedules], link)]
+        schedules.append(Schedule(_moves(trace, chosen, cap, prefetch), tuple(lowered.tolist()), write_ahead))
+    best = _best(trace, schedules, link)
+    schedule, chosen = schedules[best], choices[best]
+    if write_early and prefetch is None and write_ahead is None:
+        schedule = _with_early_writes(trace, chosen, schedule, link)
     return Plan(
         moves=schedule.moves,
         cap=schedule.cap,
@@ -203,6 +206,7 @@ def _target(trace: Trace, gaps: Sequence[Gap], cap: Bytes, *, bounded: bool) -> 
     return np.maximum(target, held_at(trace, gaps), out=target)
 
 
+_ALIKE = 1.01  # times of steps within this factor count as equal
 _SLOWER = 0.8  # links vary; of two plans the one is better that is on a link of this share of the bandwidth
 
 Rank = Callable[[Gap], float]
@@ -276,20 +280,28 @@ def _moves(trace: Trace, chosen: Sequence[Gap], cap: Bytes, prefetch: int | None
     return tuple(moves)
 
 
-def _written_early(gaps: Sequence[Gap], chosen: Sequence[Gap], moves: tuple[Swap, ...]) -> tuple[Swap, ...]:
-    """The same moves, but what leaves late is written when it could have left first. Then it leaves without a copy."""
-    first: dict[tuple[int, int], Gap] = {}  # for the bytes of each write
-    for gap in gaps:
-        first.setdefault((gap.tensor, gap.written), gap)
-    earlier: list[Swap] = []
-    for gap, move in zip(chosen, moves, strict=True):
-        begin = first[gap.tensor, gap.written]
-        if move.write and begin.after < gap.after:
+def _with_early_writes(trace: Trace, chosen: Sequence[Gap], schedule: Schedule, link: Link) -> Schedule:
+    """The schedule in which what leaves late is written with its last write, if that is faster by 1%; else the same.
+
+    Then it leaves without a copy. But it takes room in the tier below for longer.
+    """
+    moves: list[Swap] = []
+    for gap, move in zip(chosen, schedule.moves, strict=True):
+        touches = trace.touches[gap.tensor]
+        begin = max(gap.written, touches[0])
+        if move.write and begin < move.after:
             # It stays, because it is called back with the access with which its copy out starts.
-            earlier.append(Swap(gap.tensor, begin.after, begin.before, begin.after, True))
+            following = next(at for at in touches if at > begin and trace.accesses[at].kind != "hold")
+            moves.append(Swap(gap.tensor, begin, following, begin, True))
             move = replace(move, write=False)
-        earlier.append(move)
-    return tuple(sorted(earlier, key=lambda move: move.after))
+        moves.append(move)
+    if len(moves) == len(schedule.moves):
+        return schedule
+    early = replace(schedule, moves=tuple(sorted(moves, key=lambda move: move.after)))
+    late_seconds, seconds = (
+        simulate(trace, one, link.scaled(_SLOWER), picture=False).seconds for one in (schedule, early)
+    )
+    return early if _ALIKE * seconds < late_seconds else schedule
 
 
 def _reloads(trace: Trace, chosen: Sequence[Gap], cap: Bytes, prefetch: int | None) -> dict[Gap, int]:
@@ -343,7 +355,7 @@ def _best(trace: Trace, schedules: Sequence[Schedule], link: Link) -> int:
     forecasts = [simulate(trace, schedule, link.scaled(_SLOWER), picture=False) for schedule in schedules]
     best = min(forecast.seconds for forecast in forecasts)
     return min(
-        (index for index, forecast in enumerate(forecasts) if forecast.seconds <= 1.01 * best),
+        (index for index, forecast in enumerate(forecasts) if forecast.seconds <= _ALIKE * best),
         key=lambda index: (forecasts[index].out + forecasts[index].back, forecasts[index].seconds),
     )
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import platform
 import statistics
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
@@ -32,7 +31,6 @@ MOST_VARIANTS = 3  # plans kept for one sequence of accesses, for different amou
 REFINED_AFTER = (1, 3)  # passes that followed a plan, after which it is made again from better measurements
 _LEAST_PIECE = 1 << 20  # bytes of one copy, if the limit leaves no room for more
 CALIBRATION = 256 * 10**6  # bytes written and read when a link must be known before anything was moved
-_MOST_UNREAD = 8  # of all shapes together
 _BAND = 8  # reserves of the budget by which the memory outside may shrink before a plan with moves is made again
 _ROOMY = 0.75  # of the limit: while all passes stay under it, new shapes are not measured
 
@@ -66,6 +64,7 @@ class PassPlanner:
         *,
         prefetch: int | None,
         write_ahead: int | None,
+        write_early: bool = True,
         facts: Mapping[str, str],
     ) -> None:
         self.device = device
@@ -76,6 +75,7 @@ class PassPlanner:
         self.client = saved
         self.prefetch = prefetch
         self.write_ahead = write_ahead
+        self.write_early = write_early
         self.progress = Progress(device)
         self.peaks = Peaks(device, budget, self.progress)
         self.news: list[Plan] = []  # new plans that were not reported yet
@@ -88,8 +88,6 @@ class PassPlanner:
         self._warned = False
         self._far_below_limit = False  # the last pass moved nothing and stayed far below the limit
         self._measure_next = False  # the next passes must be measured
-        self._time_next = False  # the next pass must be timed: the last one took another time than its plan assumed
-        self._unread: deque[Finished] = deque(maxlen=_MOST_UNREAD)  # timed passes whose times were not read yet
         self._refused: LimitError | None = None
         self._unsuited: tuple[Guide, int] | None = None  # the guide needs a variant for so many bytes outside
         self._recorder: Recorder | None = None
@@ -118,12 +116,9 @@ class PassPlanner:
         guide = self.choose([key]) or self._plan_for_unsuited()
         known = guide.passes > max(REFINED_AFTER) if guide is not None else self._far_below_limit
         measure = self.progress.early or self._measure_next or self.peaks.exceeded_lately or not known
-        self._recorder = Recorder(
-            self.device,
-            measure=measure,
-            timed=measure or self._time_next or self.progress.passes % TIMED_EVERY == 0,
-            present=present,
-        )
+        passes = guide.passes if guide is not None else self.progress.passes
+        timed = measure or passes % TIMED_EVERY == 0 or (guide is not None and guide.drift.suspected)
+        self._recorder = Recorder(self.device, measure=measure, timed=timed, present=present)
         return guide, self._recorder
 
     def choose(self, keys: list[Key]) -> Guide | None:
@@ -297,7 +292,10 @@ class PassPlanner:
         trace = found.trace.with_measured(found.trace.times, [max(column) for column in zip(*grown, strict=True)])
         if floor(trace)[0] > (self.limit or 0) and self.progress.early:
             return None  # an estimate is no reason to end the training: the rule leads, and the pass is measured
-        return self._add(found.keys, trace)
+        new = self._add(found.keys, trace)
+        if new is not None:
+            new.usual = found.usual
+        return new
 
     def _refine(self, guide: Guide, finished: Finished) -> None:
         recorder = finished.recorder
@@ -326,23 +324,29 @@ class PassPlanner:
         if drift:
             plan = replace(plan, drift=drift)
             self.news.append(plan)
-        guide.follow(trace, plan)
+        usual = statistics.median(map(sum, guide.samples)) if guide.samples else guide.usual
+        guide.follow(trace, plan, usual)
 
     def _drifted(self, guide: Guide, finished: Finished) -> str:
         """What takes another time by now than the guide's plan assumed; "" if nothing does, or that is not sure yet."""
-        if finished.recorder.timed and guide.passes > max(REFINED_AFTER):
-            self._unread.append(finished)
-        for timed in [one for one in self._unread if one.guide is guide]:
-            if not self.device.reached(timed.recorder.marks[-1]):
-                break  # a GPU is behind: its times are read after a later pass, so that nothing waits for it
-            self._unread.remove(timed)
-            drift = guide.drift.note(guide.passes, guide.trace, guide.plan, self.tier.link(), timed.recorder.gaps())
-            self._time_next = not drift and guide.drift.suspected
-            if drift:
-                guide.samples = list(guide.drift.samples)
-                guide.drift.settle(guide.passes)
-                return drift
-        return ""
+        drift = self._read_times(guide)
+        if not drift and guide.unread is None and finished.recorder.timed and guide.passes > max(REFINED_AFTER):
+            guide.unread = finished.recorder
+            drift = self._read_times(guide)
+        return drift
+
+    def _read_times(self, guide: Guide) -> str:
+        timed = guide.unread
+        if timed is None or not self.device.reached(timed.marks[-1]):
+            return ""  # a GPU is behind: its times are read after a later pass, so that nothing waits for it
+        guide.unread = None
+        drift = guide.drift.note(
+            guide.passes, guide.trace, guide.plan, self.tier.link(), timed.gaps(), usual=guide.usual
+        )
+        if drift:
+            guide.samples = list(guide.drift.samples)
+            guide.drift.settle(guide.passes)
+        return drift
 
     def _give_up(self, recorder: Recorder, over: int) -> None:
         """The pass went over the limit by `over` bytes although everything that can leave had left."""
@@ -357,10 +361,11 @@ class PassPlanner:
 
     def _measured_again(self, guide: Guide, recorder: Recorder) -> Trace:
         """The guide's trace as its last pass measured it, with the median of the times so far."""
-        trace, before = self._trace(recorder), guide.trace
+        before = guide.trace
         times: Sequence[float] = before.times
         if guide.samples:
             times = [statistics.median(column) for column in zip(*guide.samples, strict=True)]
+        trace = self._trace(recorder, times)
         return replace(
             trace.with_measured(times, (trace if recorder.measure else before).others),
             tensors=tuple(
@@ -369,14 +374,14 @@ class PassPlanner:
             ),
         )
 
-    def _trace(self, recorder: Recorder) -> Trace:
+    def _trace(self, recorder: Recorder, times: Sequence[float] | None = None) -> Trace:
         link = self.tier.link()
         system = {
             "system": f"{platform.system()} {kernel()} {platform.machine()}",
             "python": platform.python_version(),
         }
         return recorder.trace(
-            self.device.capacity(), link.to_dict() if link is not None else {}, {**system, **self.facts}
+            self.device.capacity(), link.to_dict() if link is not None else {}, {**system, **self.facts}, times
         )
 
     def _plan(self, trace: Trace) -> Plan | None:
@@ -411,6 +416,7 @@ class PassPlanner:
                 budget=self.client.most,
                 prefetch=self.prefetch,
                 write_ahead=self.write_ahead,
+                write_early=self.write_early,
             )
         except LimitError as refused:
             self._refused = refused

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import accumulate
 from typing import Literal
@@ -173,9 +173,15 @@ class Recorder:
                 spans.append(Span(lane, copy.span[0] - start, copy.span[1] - start, copy.nbytes, index))
         return Timeline(tuple(spans), tuple(held))
 
-    def trace(self, capacity: int, link: Mapping[str, object], machine: Mapping[str, str]) -> Trace:
-        """The pass as plain data."""
-        gaps = self.gaps()
+    def trace(
+        self,
+        capacity: int,
+        link: Mapping[str, object],
+        machine: Mapping[str, str],
+        gaps: Sequence[float] | None = None,
+    ) -> Trace:
+        """The pass as plain data, with its own times unless others are given."""
+        gaps = self.gaps() if gaps is None else gaps
         end = len(self.order)
         other = list(self.other) if self.measure else [0] * (end + 1)
         if self.measure:

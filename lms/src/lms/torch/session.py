@@ -177,6 +177,7 @@ class Session:
             saved,
             prefetch=options.prefetch,
             write_ahead=options.write_ahead,
+            write_early=options.host_limit is None,  # what is written early takes its room for longer
             facts={"torch": torch.__version__, "threads": str(torch.get_num_threads())},
         )
         names = ModuleNames(self._models)
