@@ -175,8 +175,9 @@ def _cause(error: Exception) -> BaseException:
     # If its query for all trials fails, Optuna assumes too many variables, and repeats it in the transaction that has
     # failed. The second error says no more than that.
     first = getattr(cause, "orig", cause).__context__
-    repeated = isinstance(cause, InternalError | PendingRollbackError) and isinstance(first, DBAPIError)
-    return first if repeated else cause
+    if isinstance(cause, InternalError | PendingRollbackError) and isinstance(first, DBAPIError):
+        return first
+    return cause
 
 
 def _passes(error: BaseException) -> bool:
