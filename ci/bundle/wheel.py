@@ -182,5 +182,6 @@ def _metadata(path: Path) -> importlib.metadata.PackageMetadata:
         names = [name for name in archive.namelist() if name.count("/") == 1 and name.endswith(".dist-info/METADATA")]
         if len(names) != 1:
             raise BundleError(f"{path}: expected one METADATA, found {len(names)}; remove the file and run this again")
-        said = email.message_from_string(archive.read(names[0]).decode())  # a zipfile.Path takes ten times as long
+        # Not by a zipfile.Path, which lists all files first.
+        said = email.message_from_string(archive.read(names[0]).decode())
     return cast("importlib.metadata.PackageMetadata", said)

@@ -289,11 +289,6 @@ def _simulate(args: argparse.Namespace) -> int:
     check_output("--perfetto", args.perfetto)
     if args.bound:
         _check_installed("--bound", "scipy", extra="bound")
-        if any(tensor.freed is None and not tensor.pinned for tensor in trace.tensors):
-            raise UsageError(
-                "--bound: this trace has state that lives on in the next step; expected one recorded with activations "
-                "alone"
-            )
     if not options.bounded:
         if args.bound:
             raise UsageError("--bound: a bound is that of one limit; expected --limit, --frac or --budget")
@@ -511,7 +506,10 @@ def _bound(trace: Trace, plan: Plan, link: Link) -> str:
     from lms.core.bound import least_seconds
 
     budget = plan.budget if plan.limit is None else None
-    bound = least_seconds(trace, link, limit=plan.limit, budget=budget, effort=_EFFORT)
+    try:
+        bound = least_seconds(trace, link, limit=plan.limit, budget=budget, effort=_EFFORT)
+    except UsageError as error:
+        raise UsageError(f"--bound: {error}") from None
     gap = bound.gap(plan.forecast.seconds)
     how = f"takes at most {gap:.1%} more than the best" if gap >= 0.0005 else "is as fast, to 0.1%"
     stopped = "" if bound.solved else f"; {bound.why}, so the true gap may be smaller"

@@ -150,7 +150,7 @@ def test_a_pass_that_is_too_long_is_refused_before_it_takes_the_memory(traces: M
 def test_steps_with_state_and_wrong_bounds_are_refused(traces: ModuleType) -> None:
     tape = traces.Tape([4], state={0})
     tape.access("write", 0, 1.0)
-    with pytest.raises(UsageError, match="live on in the next step"):
+    with pytest.raises(UsageError, match="lives on in the next step"):
         least_seconds(tape.trace(), ONE, budget=0)
     with pytest.raises(UsageError, match="exactly one"):
         least_seconds(traces.chain([4], [1.0]), ONE)

@@ -17,6 +17,16 @@ from bascule_glm.sources import convert, open_rows
 __version__ = "0.1.0"
 
 __all__ = [
-    "DataError", "FileError", "FileRows", "GLMError", "LinearSVC", "LogisticRegression", "Pass", "Ridge",
-    "ScaleWarning", "Solver", "convert", "open_rows",
-]  # fmt: skip
+    "DataError",
+    "FileError",
+    "FileRows",
+    "GLMError",
+    "LinearSVC",
+    "LogisticRegression",
+    "Pass",
+    "Ridge",
+    "ScaleWarning",
+    "Solver",
+    "convert",
+    "open_rows",
+]

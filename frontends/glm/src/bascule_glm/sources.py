@@ -29,9 +29,10 @@ _ROWS = 8 << 20  # bytes of columns that are decoded at once
 _SAVE = 128 << 20  # bytes that are written between two notes of where the conversion is
 _BLOCK = 1 << 20  # bytes of a block's features
 _HINTS = {
-    "convert": "; labels and values must be numbers", "literal": "; columns must be numbers",
+    "convert": "; labels and values must be numbers",
+    "literal": "; columns must be numbers",
     "index": "; columns count from 1 (else: zero_based=True)",
-}  # fmt: skip
+}
 TEXT = (".svm", ".svmlight", ".libsvm", ".txt")
 COLUMNS = (".parquet", ".pq", ".arrow", ".feather", ".ipc")
 

@@ -30,7 +30,7 @@ from lms.core.trace import Trace
 from lms.errors import UsageError
 
 _SAFETY = 1e-6  # of the pass: the solver's tolerances
-_MOST = 250_000  # of accesses of gaps: about 1 GB of rows and columns
+_MOST = 250_000  # of accesses of gaps, each of which takes several rows and columns
 _STOPPED = 1  # SciPy's status of a program that took too long
 
 Terms = list[tuple[float, int]]  # a sum: a factor and a column each
@@ -57,13 +57,15 @@ def least_seconds(
     If a single operation needs more than that, as much as it needs is allowed to it. The solver takes at most about
     `effort` seconds; then the bound is lower than it could be.
 
-    Raises UsageError for a trace with tensors that live on in the next step, or unless exactly one of limit and budget
-    is given, ModuleNotFoundError without scipy.
+    Raises UsageError for a trace with tensors that live on in the next step, for a pass of too many accesses, or unless
+    exactly one of limit and budget is given; ModuleNotFoundError without scipy.
     """
     if (limit is None) == (budget is None):
         raise UsageError("give exactly one of limit and budget")
     if any(tensor.freed is None and not tensor.pinned for tensor in trace.tensors):
-        raise UsageError("a bound is known for passes, and this trace has tensors that live on in the next step")
+        raise UsageError(
+            "this trace has state that lives on in the next step; expected one recorded with activations alone"
+        )
     gaps = find_gaps(trace)
     least_held = np.maximum(caps(trace, gaps, limit=limit, budget=budget), held_at(trace, gaps))
     needed = np.array(trace.live, np.int64) - least_held  # bytes that must be away at each access, if they can be
@@ -72,8 +74,8 @@ def least_seconds(
     size = sum(gap.before - gap.written for gap in gaps)
     if size > _MOST:
         raise UsageError(
-            f"a bound of this pass is too large a program: its tensors can be away at {size:,} accesses together; "
-            f"expected {_MOST:,} at most, as in a pass of some hundred accesses"
+            f"this pass is too long for it: its tensors can be away at {size:,} accesses together; expected "
+            f"{_MOST:,} at most, as in a pass of some hundred accesses"
         )
     program = _Program(trace, link, gaps, needed, held=limit is None)
     found, why = program.solve(effort)

@@ -14,7 +14,7 @@ from lms.units import format_size
 FACTOR = 1.5  # by which a cost must differ from what the plan assumed
 IN_A_ROW = 3  # timed passes that must agree: a single one may have been disturbed
 LASTS = 2.0  # seconds of computation that these must have at least: other programs disturb short passes in a row
-REST = 16  # passes of the plan until it is looked at again after it was made anew; twice as many each time
+REST = 16  # passes that a new plan runs before it is looked at; twice as many each time
 
 
 class Drift:
@@ -59,13 +59,13 @@ class Drift:
         return "; ".join(f"{name} {found[name][0]:.2f} x as long {found[name][1]}" for name, _ in sorted(self._agreed))
 
     def settle(self, passes: int) -> None:
-        """The plan was made anew after `passes` passes."""
+        """A new plan was made after `passes` passes."""
         self._rests_until = passes + (REST << self._replans)
         self._replans += 1
         self.forget()
 
     def forget(self) -> None:
-        """What was noted so far was held against another plan, or contradicts what came after it."""
+        """Drop what was noted: it is about another plan, or later passes contradict it."""
         self.samples.clear()
         self._seconds = 0.0
         self._agreed = set()

@@ -48,7 +48,7 @@ class Plan(Schedule):
     reasons: Mapping[int, str] = field(default_factory=dict)  # for each tensor: why it stays or goes
     ranking: str = ""  # the ranking that the simulator found best
     choice: Choice | None = None  # of modules that are recomputed, if one was made
-    drift: str = ""  # what takes another time than the plan before assumed, if it was made anew for that
+    drift: str = ""  # why it replaces an earlier plan, if costs have drifted: which ones, and by how much
 
     def moved(self) -> frozenset[int]:
         """Indices of the tensors that leave memory at least once."""
