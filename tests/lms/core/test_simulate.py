@@ -216,7 +216,8 @@ def test_a_tensor_that_is_written_again_comes_back_for_it_and_its_old_bytes_are_
 def test_the_peak_is_never_below_the_bytes_that_must_be_there(traces: ModuleType, data: st.DataObject) -> None:
     trace = data.draw(traces.passes(measured=True))
     link = data.draw(traces.LINKS)
-    plan = make_plan(trace, link, budget=data.draw(st.integers(0, trace.saved)))
+    # What is written early and is to stay may leave all the same: if the one before it in the queue back has no room.
+    plan = make_plan(trace, link, budget=data.draw(st.integers(0, trace.saved)), write_early=False)
     needed = traces.required(trace, plan.moves)
     assert plan.forecast.held_peak >= max(needed)
     # The rest was measured for the stretch after an access, in which what leaves with that access may be gone.
