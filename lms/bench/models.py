@@ -6,7 +6,7 @@ On a CPU each saves 600 to 700 MB for its backward and takes 2 to 4 s a step on 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -122,30 +122,32 @@ class GPT(nn.Module):
 class Size:
     """How large the three models are."""
 
-    resnet: tuple[int, int, int, tuple[int, ...]]  # batch, side, width, blocks a stage
+    resnet: tuple[int, tuple[int, int], int, tuple[int, ...]]  # batch, sides, width, blocks a stage
     gpt: tuple[int, int, int, int, int, int]  # batch, length, vocabulary, width, heads, depth
     unet: tuple[int, tuple[int, int, int]]  # width, volume
 
 
 SIZES = {
-    "quick": Size((4, 64, 16, (1, 1)), (2, 256, 128, 64, 2, 2), (4, (32, 32, 32))),
+    "quick": Size((4, (64, 64), 16, (1, 1)), (2, 256, 128, 64, 2, 2), (4, (32, 32, 32))),
     # 600 to 700 MB saved.
-    "cpu": Size((1, 704, 64, (3, 3, 2, 1)), (1, 4096, 1024, 256, 4, 9), (8, (112, 128, 104))),
+    "cpu": Size((1, (704, 704), 64, (3, 3, 2, 1)), (1, 4096, 1024, 256, 4, 9), (8, (112, 128, 104))),
     # Some 5 GB saved, because every cell of the benchmark keeps its pinned host memory until the end.
-    "cuda": Size((6, 704, 64, (3, 4, 6, 3)), (2, 8192, 8192, 1024, 16, 5), (32, (144, 160, 128))),
+    "cuda": Size((6, (704, 704), 64, (3, 4, 6, 3)), (2, 8192, 8192, 1024, 16, 5), (32, (144, 160, 128))),
 }
 
 
-def _resnet(size: Size, device: torch.device) -> Job:
-    batch, side, width, depths = size.resnet
+def resnet(size: tuple[int, Sequence[int], int, tuple[int, ...]], device: torch.device) -> Job:
+    """A ResNet: batch, sides, width, blocks a stage."""
+    batch, sides, width, depths = size
     model = ResNet(depths, width).to(device)
-    image, label = torch.randn(batch, 3, side, side).to(device), torch.randint(1000, (batch,)).to(device)
+    image, label = torch.randn(batch, 3, *sides).to(device), torch.randint(1000, (batch,)).to(device)
     return Job(model, lambda: functional.cross_entropy(model(image), label), (Bottleneck,))
 
 
-def _gpt(size: Size, device: torch.device) -> Job:
-    batch, length, vocabulary, width, heads, depth = size.gpt
-    model = GPT(vocabulary, length, width, heads, depth).to(device)
+def gpt(size: tuple[int, int, int, int, int, int], device: torch.device, dtype: torch.dtype | None = None) -> Job:
+    """A GPT: batch, length, vocabulary, width, heads, depth."""
+    batch, length, vocabulary, width, heads, depth = size
+    model = GPT(vocabulary, length, width, heads, depth).to(device, dtype)
     tokens = torch.randint(vocabulary, (batch, length + 1)).to(device)
 
     def loss() -> Tensor:
@@ -154,17 +156,18 @@ def _gpt(size: Size, device: torch.device) -> Job:
     return Job(model, loss, (Layer,))
 
 
-def _unet(size: Size, device: torch.device) -> Job:
+def unet(size: tuple[int, Sequence[int]], device: torch.device, batch: int = 1) -> Job:
+    """A 3D U-Net: width, volume."""
     # The example's net on a volume of about the size that 2 mm voxels give; noise does as well here as a brain.
     spec = importlib.util.spec_from_file_location("brain_mri_net", UNET)
     assert spec is not None
     assert spec.loader is not None
     net = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(net)
-    width, sides = size.unet
+    width, sides = size
     model: nn.Module = net.UNet3D(4, width=width).to(device)
-    image, classes = torch.randn(1, 1, *sides).to(device), torch.randint(4, sides)
-    truth = functional.one_hot(classes, 4).permute(3, 0, 1, 2)[None].float().contiguous().to(device)
+    image, classes = torch.randn(batch, 1, *sides).to(device), torch.randint(4, (batch, *sides)).to(device)
+    truth = functional.one_hot(classes, 4).movedim(-1, 1).float().contiguous()
 
     def loss() -> Tensor:
         # Not functional.cross_entropy: for volumes on a GPU it has no form that gives the same bits twice.
@@ -173,7 +176,11 @@ def _unet(size: Size, device: torch.device) -> Job:
     return Job(model, loss, (nn.Sequential,))
 
 
-BUILDERS: dict[str, Callable[[Size, torch.device], Job]] = {"resnet": _resnet, "gpt": _gpt, "unet": _unet}
+BUILDERS: dict[str, Callable[[Size, torch.device], Job]] = {
+    "resnet": lambda size, device: resnet(size.resnet, device),
+    "gpt": lambda size, device: gpt(size.gpt, device),
+    "unet": lambda size, device: unet(size.unet, device),
+}
 
 
 def build(name: str, size: str, device: torch.device) -> Job:

@@ -34,16 +34,16 @@ SHARES = (0.35, 0.0)  # of the saved bytes, that may stay
 
 
 class Block(nn.Module):
-    """A residual block with GroupNorm, whose forward writes to nothing: BatchNorm's cannot be repeated."""
+    """A residual block with BatchNorm."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.body = nn.Sequential(
             nn.Conv2d(width, width, 3, padding=1, bias=False),
-            nn.GroupNorm(8, width),
+            nn.BatchNorm2d(width),
             nn.ReLU(inplace=True),
             nn.Conv2d(width, width, 3, padding=1, bias=False),
-            nn.GroupNorm(8, width),
+            nn.BatchNorm2d(width),
         )
 
     def forward(self, image: Tensor) -> Tensor:

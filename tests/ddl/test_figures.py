@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import random
 import re
 import socket
 import subprocess
@@ -23,9 +25,13 @@ LATE = Stats(calls=120, bytes=10**9, timed=100, seconds=50.0, least_seconds=None
 
 
 def free_port() -> str:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return str(one.getsockname()[1])
+    """Not one of those that the system gives out by itself: another test's connection could take it meanwhile."""
+    lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    for port in random.sample(range(lowest // 2, lowest), 100):
+        with contextlib.suppress(OSError), socket.socket() as one:
+            one.bind(("127.0.0.1", port))
+            return str(port)
+    raise AssertionError("no port is free")
 
 
 def test_the_rank_behind_a_late_one_names_it_and_the_page_has_every_rank(tcp_ranks: Run, tmp_path: Path) -> None:

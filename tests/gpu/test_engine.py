@@ -56,6 +56,7 @@ def warm(engine: CudaEngine) -> CudaEngine:
         engine.reload(slot)
         engine.discard(slot)
         torch.cuda.synchronize()
+    engine.link()  # gives back what nobody waited for
     return engine
 
 
@@ -115,7 +116,7 @@ def test_the_memory_of_a_copy_out_is_free_for_the_computation_once_it_was_waited
     slot, copy = engine.offload(x)
     del x
     assert torch.cuda.memory_allocated(GPU) == before
-    assert copy.wait() == 0.0
+    copy.wait()
     assert torch.cuda.memory_allocated(GPU) == before - SIZE
     assert not copy.done(), "the delay is too short to show anything"
     others = [bytes_of(9) for _ in range(4)]  # one of them in the place of x

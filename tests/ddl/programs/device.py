@@ -26,6 +26,7 @@ def refused(source: int, target: int, *words: str) -> None:
 
 
 def main() -> None:
+    gpu.runtime.stub_contexts.restype = ctypes.c_ulonglong
     ddl.init(sys.argv[1])
     rank, size = ddl.rank(), ddl.size()
     host = np.full(COUNT, rank + 1, np.float32)

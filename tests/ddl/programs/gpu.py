@@ -1,4 +1,4 @@
-"""Arrays in the memory of the stub's GPU (`DDL_CUDA_LIB`), which speak DLPack as a framework's tensors do."""
+"""Arrays in the memory of a GPU, or of the stub's (`DDL_CUDA_LIB`), which speak DLPack as a framework's tensors do."""
 
 from __future__ import annotations
 
@@ -24,8 +24,6 @@ for name, arguments in {
     "cudaSetDevice": [ctypes.c_int],
 }.items():
     getattr(runtime, name).argtypes = arguments
-
-runtime.stub_contexts.restype = ctypes.c_ulonglong
 
 _new_capsule = ctypes.pythonapi.PyCapsule_New
 _new_capsule.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 
+import bascule_ddl_torch
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -13,6 +14,8 @@ import ddl.horovod.torch as hvd
 
 DELAY = 50_000_000  # cycles: some 25 to 50 ms
 
+if "ddl" not in dist.Backend.backend_list:  # a bare source tree has no entry point that registers it
+    bascule_ddl_torch.register()
 dist.init_process_group("ddl")
 RANK, SIZE = dist.get_rank(), dist.get_world_size()
 GPU = torch.device("cuda", RANK % torch.cuda.device_count())

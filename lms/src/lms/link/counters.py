@@ -101,7 +101,7 @@ class NvmlCounters:
         self._back: list[Field] = [(FI_NVLINK_RX, brick.index) for brick in bricks] or [(FI_PCIE_RX, 0)]
         if found.c2c is not None and found.c2c.up:  # whose bytes no field counts
             self._out = self._back = []
-        # PCIe's counter wraps (nvml.h does not say when; 32 bits are the fewest), NVLink's counts KiB in 64 bits.
+        # PCIe's counter has 32 bits (nvml.h does not say so; an H100's was seen to), NVLink's counts KiB in 64.
         self.wraps = (1 << 64) if bricks else (1 << 32)
         way, ceiling = found.host()
         self.most = ceiling.out if ceiling is not None else 0.0

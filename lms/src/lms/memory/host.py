@@ -7,8 +7,11 @@ registered in a few large segments, byte for byte what is used, and carved with 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import mmap
+import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from lms.errors import SpillError
@@ -16,6 +19,7 @@ from lms.memory.file import address_of, page_memory
 from lms.memory.slab import Slab, round_up
 
 SEGMENT = 256 << 20  # bytes: locking fewer at a time costs more calls, more would claim what a small job never needs
+_THREADS = 8  # that clear pages: with one, as when locking does it, an H100's host gave 2.8 GB/s, with eight 15 GB/s
 
 Register = Callable[[int, int], None]  # (address, nbytes): lock the pages; raises SpillError
 Unregister = Callable[[int], None]
@@ -29,6 +33,16 @@ class _Segment:
         with contextlib.suppress(OSError, AttributeError):
             # A forked DataLoader worker must not copy locked pages, and has no use for them.
             self.memory.madvise(mmap.MADV_DONTFORK)
+        _clear(self.address, nbytes)
+
+
+def _clear(address: int, nbytes: int) -> None:
+    """Have the kernel fill fresh pages with zeros now, by several threads."""
+    threads = min(_THREADS, len(os.sched_getaffinity(0)))
+    piece = -(-nbytes // threads)
+    with ThreadPoolExecutor(threads) as pool:
+        starts = range(0, nbytes, piece)
+        list(pool.map(lambda start: ctypes.memset(address + start, 0, min(piece, nbytes - start)), starts))
 
 
 @dataclass(frozen=True)

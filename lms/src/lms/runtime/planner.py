@@ -301,7 +301,7 @@ class PassPlanner:
         recorder = finished.recorder
         self.current = guide
         guide.passes += 1
-        if recorder.timed and guide.passes <= max(REFINED_AFTER):
+        if recorder.timed and not recorder.slowed and guide.passes <= max(REFINED_AFTER):
             guide.samples.append(recorder.gaps())
         over = recorder.in_use_peak - (self.limit or 0) if recorder.measure and self.limit is not None else 0
         if over > 0 and (self.limit or 0) - guide.margin - self.budget.reserve <= guide.plan.floor:
@@ -329,9 +329,10 @@ class PassPlanner:
 
     def _drifted(self, guide: Guide, finished: Finished) -> str:
         """What takes another time by now than the guide's plan assumed; "" if nothing does, or that is not sure yet."""
-        drift = self._read_times(guide)
-        if not drift and guide.unread is None and finished.recorder.timed and guide.passes > max(REFINED_AFTER):
-            guide.unread = finished.recorder
+        drift, recorder = self._read_times(guide), finished.recorder
+        timed = recorder.timed and not recorder.slowed and guide.passes > max(REFINED_AFTER)
+        if not drift and guide.unread is None and timed:
+            guide.unread = recorder
             drift = self._read_times(guide)
         return drift
 

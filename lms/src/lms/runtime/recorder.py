@@ -43,6 +43,7 @@ class Recorder:
         self.nbytes: list[int] = []
         self.pinned: list[bool] = []
         self.foreseen: list[bool] = []  # pinned, and known to be from the start
+        self.slowed = False  # something else took time between hooks: its times are no measurement
         self.broken = False  # a hook was left by an error, so that entries and exits are out of step
         self._inside = False
         self.labels: list[Label] = []

@@ -10,8 +10,8 @@ import inspect
 import pickle
 import random
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import update_wrapper
 from types import FunctionType, MethodType
@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch.nn import Module
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
@@ -239,6 +240,8 @@ class Watch:
             self._unfit.add(module)
         recorder = self._swapper.recorder
         self._recorder = self._recorder or recorder
+        if recorder is not None:
+            recorder.slowed = True
         if module not in self._unfit and recorder is not None and recorder is self._recorder:
             span.last = recorder.position
             span.state = _parameters_and_buffers(module)
@@ -274,11 +277,18 @@ class Watch:
             if module not in self._unfit and self._repeatable(module, spans)
         ]
         numbers = {module: number for number, module in enumerate(fit)}
+        times = planner.current.trace.times  # of passes that were not slowed by watching, if there are any
         found: dict[Module, Candidate] = {}
         for module, number in numbers.items():
             spans = self._spans[module]
             calls = [
-                Call(one.first, one.last, _seconds(one, recorder), tuple(one.inputs), tuple(one.extra_inputs))
+                Call(
+                    one.first,
+                    one.last,
+                    min(_seconds(one, recorder), sum(times[one.first : one.last])),
+                    tuple(one.inputs),
+                    tuple(one.extra_inputs),
+                )
                 for one in spans
                 if one.first < one.last
             ]
@@ -311,6 +321,38 @@ def _parameters_and_buffers(module: Module) -> list[torch.Tensor]:
     return [*module.parameters(), *module.buffers()]
 
 
+def _following(module: Module) -> list[_BatchNorm]:
+    """The parts whose running statistics follow each forward, which does not depend on them."""
+    return [
+        part
+        for part in module.modules()
+        if type(part).forward is _BatchNorm.forward and part.training and part.track_running_stats
+    ]
+
+
+@contextmanager
+def _statistics_kept(module: Module) -> Iterator[None]:
+    """Running statistics have followed this batch already: a forward inside writes to copies of them."""
+    kept = [(part._buffers, dict(part._buffers)) for part in _following(module)]
+    for buffers, own in kept:
+        buffers.update({name: one.clone() for name, one in own.items() if one is not None})
+    try:
+        yield
+    finally:
+        for buffers, own in kept:
+            buffers.update(own)
+
+
+def _versions(module: Module, tensors: Iterable[object]) -> list[int]:
+    """How often each of the tensors was written to, running statistics left out."""
+    statistics = {id(one) for part in _following(module) for one in part.buffers(recurse=False)}
+    return [
+        one._version
+        for one in tensors
+        if isinstance(one, torch.Tensor) and not one.is_inference() and id(one) not in statistics
+    ]
+
+
 class _Surroundings:
     """What a forward may use and should not change: tensors, attributes of its modules, random numbers' state."""
 
@@ -323,7 +365,7 @@ class _Surroundings:
         self._objects = [*leaves, *tensors, *gradients, *attributes]
         self._state = (
             [id(one) for one in self._objects],
-            [one._version for one in self._objects if isinstance(one, torch.Tensor) and not one.is_inference()],
+            _versions(module, self._objects),
             random.getstate(),
             pickle.dumps(np.random.get_state(legacy=False)),
             spec,
@@ -369,7 +411,8 @@ class _Run:
                 "have used what was saved before"
             )
         around = None if again else _Surroundings(forward.module, (args, kwargs), 0)
-        result = forward.plain(*args, **kwargs)
+        with _statistics_kept(forward.module) if again else nullcontext():
+            result = forward.plain(*args, **kwargs)
         if not again:
             self._state = before
             if _Surroundings(forward.module, (args, kwargs), 0) != around:
@@ -390,7 +433,8 @@ class _Run:
 
 
 def _state(module: Module) -> object:
-    return _traits(module), [(id(one), one._version) for one in _parameters_and_buffers(module)]
+    tensors = _parameters_and_buffers(module)
+    return _traits(module), [id(one) for one in tensors], _versions(module, tensors)
 
 
 def _sums(result: object) -> list[torch.Tensor]:
