@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 
-import bascule_ddl_torch
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+import bascule_ddl_torch
 import ddl.horovod.torch as hvd
 
 DELAY = 50_000_000  # cycles: some 25 to 50 ms
