@@ -207,9 +207,7 @@ def required(trace: Trace, moves: Sequence[Swap]) -> list[int]:
             for index, tensor in enumerate(trace.tensors)
             if not tensor.pinned
             and is_live(trace, index, at)
-            and not any(
-                move.tensor == index and move.after < at < move.before and not move.stays for move in moves
-            )
+            and not any(move.tensor == index and move.after < at < move.before and not move.stays for move in moves)
         )
         for at in range(len(trace.accesses))
     ]
