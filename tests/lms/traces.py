@@ -199,7 +199,6 @@ def is_live(trace: Trace, index: int, at: int) -> bool:
 def required(trace: Trace, moves: Sequence[Swap]) -> list[int]:
     """Bytes of the tensors that must be present at each access: all live ones but those that a move has away.
 
-    A tensor that is called back at once stays: it is only written.
     Counted tensor by tensor and access by access, with nothing of the planner's or the simulator's in it.
     """
     return [
@@ -208,9 +207,7 @@ def required(trace: Trace, moves: Sequence[Swap]) -> list[int]:
             for index, tensor in enumerate(trace.tensors)
             if not tensor.pinned
             and is_live(trace, index, at)
-            and not any(
-                move.tensor == index and move.after < at < move.before and move.reload != move.after for move in moves
-            )
+            and not any(move.tensor == index and move.after < at < move.before and not move.stays for move in moves)
         )
         for at in range(len(trace.accesses))
     ]

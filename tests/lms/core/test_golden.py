@@ -2,7 +2,7 @@
 
 The traces are files of the first format: a ResNet, a GPT and a U-Net as PyTorch 2.13 ran them, and ten random passes.
 One forecast of time was changed since (random1 under a budget of 31: 74.875 to 75.125 s). The rules of then forgot that
-a copy out in flight keeps the memory of a tensor that is freed meanwhile. Sixteen
+a copy out in flight keeps the memory of a tensor that is freed meanwhile. Fifteen
 plans are better ones since (0.4% to 8.6% less time): large tensors may go first, as in two plans of the GPT, and what
 leaves late may be written early.
 """

@@ -512,7 +512,7 @@ def there(trace: Trace, plan: Plan, at: int) -> int:
     end = len(trace.accesses)
     total = 0
     for index, tensor in enumerate(trace.tensors):
-        moves = [move for move in plan.moves if move.tensor == index]
+        moves = [move for move in plan.moves if move.tensor == index and not move.stays]
         lives = tensor.freed is None or trace.touches[index][0] <= at < tensor.freed
         away = any(move.after < now < move.before for move in moves for now in (at, at + end))
         total += tensor.nbytes * (lives and not away and not tensor.pinned)

@@ -33,6 +33,12 @@ def test_a_move_that_need_not_come_back_is_left_out_and_one_that_comes_when_it_i
     assert [move.tensor for move in course.starts[0]] == [0, 1, 2]
 
 
+def test_a_move_that_only_writes_has_no_way_back() -> None:
+    stays = swap(0, after=1, reload=1)
+    course = Course(Schedule((stays,), TEN))
+    assert (course.starts[1], course.returns, course.on_demand) == ([stays], [], set())
+
+
 def test_a_move_that_goes_on_in_the_next_step_comes_back_in_the_one_after_it_left() -> None:
     moves = swap(0, after=8, reload=12, before=13), swap(1, after=8, reload=9, before=11), swap(2, reload=10, before=10)
     course = Course(Schedule(moves, TEN))

@@ -153,6 +153,11 @@ def out(tensor: int, after: int, *, write: bool = True) -> Swap:
     return Swap(tensor, after, after + 1, None, write)
 
 
+def early(tensor: int, after: int, before: int) -> Swap:
+    """A move that only writes the tensor's bytes."""
+    return Swap(tensor, after, before, after, write=True)
+
+
 def leaving(*, stays: bool = False) -> Run:
     """A run whose only item is on its way out, or stays after all with its copy out in flight."""
     run = Run(course(4, out(0, 0)))
@@ -273,9 +278,10 @@ def test_what_is_pinned_is_neither_held_nor_moved() -> None:
     run.pinned = {0}
     assert run.go("w0 w1 r0 r1")[1:] == ["HA", "HA", "HH"]
     assert (run.stepper.held_peak, run.stepper.largest, run.stepper.evictable.keys()) == (N, N, {1})
-    by_schedule = Run(course(2, swap(0, 0, 2)))
+    by_schedule = Run(course(2, early(0, 0, 2), swap(0, 0, 2)))
     by_schedule.pinned = {0}
     assert by_schedule.go("w0 w1") == ["H", "HH"]
+    assert by_schedule.copies == []
 
 
 # By a schedule
@@ -333,6 +339,20 @@ def test_an_item_that_was_to_be_clean_and_is_not_leaves_by_a_copy() -> None:
     assert run.copies == ["out 0"]
 
 
+def test_what_is_written_early_stays_though_a_return_waits_for_room_and_leaves_later_without_a_copy() -> None:
+    moves = swap(0, 0, 3, 1), early(1, 1, 4), swap(1, 4, 6, write=False)
+    run = Run(course(7, *moves, cap={1: N, 2: N}))
+    assert run.go("w0 w1 h1 r0 r1 r0 r1") == ["A", "AH", "AH", "HH", "HH", "HA", "HH"]
+    assert run.copies == ["out 0", "out 1", "back 0", "back 1"]
+
+
+def test_what_is_to_be_written_early_and_must_stay_is_not_written() -> None:
+    run = Run(course(3, early(0, 0, 1), out(0, 1, write=False)))
+    run.mover.firm = {0}
+    assert run.go("w0 r0 h0")[-1] == "H"
+    assert (run.copies, run.stepper.held) == ([], N)
+
+
 def test_copies_out_are_waited_for_oldest_first_while_more_than_the_cap_is_held() -> None:
     run = Run(course(6, swap(0, 0, 5), swap(1, 1, 4), cap={2: 2 * N}))
     run.mover.slow = True
@@ -377,6 +397,15 @@ def test_the_schedule_that_takes_over_starts_what_it_would_have_by_now() -> None
     run.stepper.divert(course(4, swap(0, 0, 3), swap(1, 2, 4)))
     assert run.go("r1 r0") == ["AA", "HA"]
     assert run.stepper.misses == 0
+
+
+def test_the_schedule_that_takes_over_writes_what_it_would_have_written_early_once() -> None:
+    run = Run(course(7, early(0, 0, 4)))
+    run.go("w0 w1 w2 f2")
+    moves = early(0, 0, 4), early(1, 1, 3), early(2, 2, 5), out(1, 3, write=False), out(0, 4, write=False)
+    run.stepper.divert(course(7, *moves))
+    assert run.go("r1 r0 h1") == ["HHD", "HAD", "AAD"]
+    assert run.copies == ["out 0", "out 1"]
 
 
 def test_returns_of_the_schedule_that_takes_over_are_its_own() -> None:

@@ -290,9 +290,8 @@ def _with_early_writes(trace: Trace, chosen: Sequence[Gap], schedule: Schedule, 
         touches = trace.touches[gap.tensor]
         begin = max(gap.written, touches[0])
         if move.write and begin < move.after:
-            # It stays, because it is called back with the access with which its copy out starts.
             following = next(at for at in touches if at > begin and trace.accesses[at].kind != "hold")
-            moves.append(Swap(gap.tensor, begin, following, begin, True))
+            moves.append(Swap(gap.tensor, begin, following, reload=begin, write=True))  # it stays
             move = replace(move, write=False)
         moves.append(move)
     if len(moves) == len(schedule.moves):

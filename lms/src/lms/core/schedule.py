@@ -14,8 +14,8 @@ from typing import NamedTuple
 class Swap:
     """One tensor out of memory for one of the gaps between its accesses.
 
-    A gap may go on in the next step: then `before` and `reload` count on past the last access. If the way back may
-    start with the access that the way out starts with, the tensor stays, and only its bytes are written.
+    A gap may go on in the next step: then `before` and `reload` count on past the last access. If `reload` is `after`,
+    the tensor stays, and only its bytes are written.
     """
 
     tensor: int
@@ -23,6 +23,11 @@ class Swap:
     before: int  # the access that it must be back for; the tensor's `freed` if it need not come back
     reload: int | None  # the access with which the way back may start; None if it need not come back
     write: bool  # False: the tier below holds the bytes already (it is clean), so memory is dropped without a copy
+
+    @property
+    def stays(self) -> bool:
+        """Whether the tensor stays, and only its bytes are written."""
+        return self.reload == self.after
 
 
 @dataclass(frozen=True)
@@ -56,7 +61,7 @@ class Course:
         self.begins_away: set[int] = set()  # tensors that are away when a step begins, since the one before
         for move in schedule.moves:
             self.starts[move.after].append(move)
-            if move.reload is None:
+            if move.reload is None or move.stays:
                 continue
             laps = move.reload // end * end
             if laps:

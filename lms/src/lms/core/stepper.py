@@ -8,7 +8,7 @@ At each access, after the computation that led to it:
    take effect, because its operation is over now.
 2. A read brings its tensor back. If no one has started that (a miss, unless it was planned), it starts now, behind as
    many copies out as it takes to make room. A read of a tensor that is leaving keeps it.
-3. Moves of the schedule that start with this access start.
+3. Moves of the schedule that start with this access start. If the tensor is to stay, only its copy out starts.
 4. While more than the cap is held, the oldest copy out is waited for.
 5. Copies back that may start do, in the schedule's order, as long as they fit under the cap. A tensor that
    has not left yet simply stays.
@@ -64,7 +64,7 @@ class Stepper(Generic[I]):
         self.begin(None)
         self._behind = 0  # the least index so far
         self._leaving: deque[I] = deque()  # oldest first
-        # Others with a copy in flight: they came back into use during their copy out, or were freed during any copy.
+        # Others with a copy in flight: they stay or came back into use during their copy out, or were freed during any.
         self._copied: list[I] = []
 
     def begin(self, course: Course | None) -> None:
@@ -187,12 +187,12 @@ class Stepper(Generic[I]):
         if course is not None:
             for earlier in range(self.position):
                 for move in course.starts.get(earlier, ()):
-                    self._send(self.items[move.tensor])
+                    self._start(move)
 
     def _by_schedule(self, course: Course, position: int, item: I) -> None:
         for move in course.starts.get(position, ()):
             if move.write:
-                self._send(self.items[move.tensor])
+                self._start(move)
             else:
                 self._drops.append(move)
         cap = course.cap[position]
@@ -307,6 +307,13 @@ class Stepper(Generic[I]):
 
     # Ways of an item
 
+    def _start(self, move: Swap) -> None:
+        item = self.items[move.tensor]
+        if not move.stays:
+            self._send(item)
+        elif item.state is State.HERE and not item.pinned and not item.stored and self._copy_out(item):
+            self._copied.append(item)
+
     def _send(self, item: I) -> None:
         """Have an item leave: at once if it is clean, else by a copy out."""
         arrival = item.arrival
@@ -319,9 +326,16 @@ class Stepper(Generic[I]):
             self._leave(item)
         elif item.stored:
             self._drop(item)
-        elif (copy := self.mover.offload(item)) is not None:
-            item.departure, item.stored = copy, True
+        elif self._copy_out(item):
             self._leave(item)
+
+    def _copy_out(self, item: I) -> bool:
+        """Start the item's copy out. False if it must stay."""
+        copy = self.mover.offload(item)
+        if copy is None:
+            return False
+        item.departure, item.stored = copy, True
+        return True
 
     def _leave(self, item: I) -> None:
         item.state = State.LEAVING
