@@ -574,11 +574,12 @@ def test_a_step_with_state_keeps_to_any_limit_from_its_floor_on(traces: ModuleTy
 
 @FEWER
 @given(st.data())
-def test_steps_with_state_are_soon_all_alike(traces: ModuleType, data: st.DataObject) -> None:
+def test_steps_with_state_are_all_alike_in_the_end(traces: ModuleType, data: st.DataObject) -> None:
     trace = data.draw(traces.steps())
     link = data.draw(traces.LINKS)
     plan = make_plan(trace, link, budget=data.draw(st.integers(0, trace.saved)))
-    laps = [simulate(trace, plan, link, laps=laps) for laps in (5, 6, 7)]
+    # If copies out take longer than a step, they fall behind for some steps, until something waits for them.
+    laps = [simulate(trace, plan, link, laps=laps) for laps in (20, 21, 22)]
     assert len({(lap.out, lap.back, lap.misses, lap.held_peak) for lap in laps}) == 1
     assert laps[1].seconds == pytest.approx(laps[0].seconds)
     assert laps[2].seconds == pytest.approx(laps[0].seconds)

@@ -326,7 +326,8 @@ def _following(module: Module) -> list[_BatchNorm]:
     return [
         part
         for part in module.modules()
-        if type(part).forward is _BatchNorm.forward and part.training and part.track_running_stats
+        if isinstance(part, _BatchNorm) and type(part).forward is _BatchNorm.forward
+        if part.training and part.track_running_stats
     ]
 
 
