@@ -13,7 +13,7 @@ KEYS = [
     *("held_peak", "largest"),
     *("swapped_out", "swapped_in", "stall_out", "stall_in"),
     *("state", "state_held", "state_out", "state_in", "state_stall"),
-    *("host_peak", "file_peak", "misses", "replans"),
+    *("host_peak", "file_peak", "misses", "made_room", "replans"),
     *("predicted_peak", "predicted_step_time", "step_time", "step_busy", "elapsed", "hook_time"),
     *("last_out", "last_in", "last_stall_out", "last_stall_in", "last_seconds"),
 ]

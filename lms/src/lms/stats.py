@@ -54,6 +54,7 @@ class Stats:
     host_peak: int = 0
     file_peak: int = 0
     misses: int = 0  # copies back that no plan had foreseen
+    made_room: int = 0  # copies back for which others left, because the device was out of memory
     replans: int = 0
     predicted_peak: int | None = None
     predicted_step_time: float | None = None

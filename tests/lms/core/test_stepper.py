@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
-from lms.core.items import Item, State
+from lms.core.items import DeviceFull, Item, State
 from lms.core.schedule import Course, Schedule, Swap
 from lms.core.stepper import AHEAD, Stepper
 from lms.errors import SpillError, afresh
@@ -42,6 +44,7 @@ class FakeMover:
         self.failing = False  # copies fail
         self.ordered = False  # waiting puts the computation behind the copy, and does not block
         self.firm: set[int] = set()  # items that must stay
+        self.is_full: Callable[[], bool] = lambda: False
 
     def offload(self, item: Item) -> FakeCopy | None:
         if item.index in self.firm:
@@ -51,6 +54,8 @@ class FakeMover:
 
     def reload(self, item: Item) -> FakeCopy | None:
         assert item in self.stored, "it was nowhere else"
+        if self.is_full():
+            raise DeviceFull from MemoryError("the device is full")
         return self._copy(f"back {item.index}")
 
     def _copy(self, name: str) -> FakeCopy:
@@ -669,3 +674,44 @@ def test_a_write_waits_for_the_copy_out_that_is_in_flight_and_throws_it_away(fai
     run.mover.slow, run.mover.failing = True, failing
     assert run.go("w0 w0") == ["L", "H"]
     assert (run.mover.asked, run.mover.stored, run.stepper.items[0].clean) == (["out 0", "wait out 0"], set(), False)
+
+
+# A device that is full before the cap is reached
+
+
+def full_at(run: Run, most: int) -> Run:
+    """The device takes nothing back while `most` items are held."""
+    run.mover.is_full = lambda: run.stepper.held >= most * N
+    return run
+
+
+@pytest.mark.parametrize("slow", [False, True])
+def test_others_leave_for_what_is_read_if_the_device_is_full(slow: bool) -> None:
+    run = full_at(Run(course(8, swap(0, 0, 5))), 2)
+    run.mover.slow = slow
+    run.go("w0 w1")
+    if slow:
+        run.over(0)
+    assert run.go("w2 w3 w4")[-1] == "AHHHH"
+    run.go("r0")
+    assert run.stepper.items[0].state in (State.HERE, State.COMING)
+    assert (run.where[1:], run.stepper.made_room, run.stepper.misses) == ("AAAH", 1, 0)
+    assert run.go("r1 r2")[-1][:3] == "AAH", "the rest of the step is read, one after the other"
+
+
+def test_what_is_read_later_waits_until_the_device_has_room() -> None:
+    run = full_at(Run(course(8, swap(0, 0, 6, 3))), 2)
+    assert run.go("w0 w1 w2 w3 f1")[-1] == "ADHH"
+    assert run.go("f2 h3")[-1] == "CDDH"
+    assert run.stepper.made_room == 0
+
+
+def test_if_nothing_can_leave_the_devices_own_error_is_raised() -> None:
+    run = full_at(Run(course(4, swap(0, 0, 2))), 1)
+    run.pinned.add(2)
+    run.mover.firm.add(1)
+    run.go("w0 w1")
+    with pytest.raises(MemoryError, match="the device is full"):
+        run.go("r0")
+    run.go("f1 r0")
+    assert run.where == "HD"

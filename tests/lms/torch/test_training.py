@@ -11,6 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+import lms.torch.session
+from lms.torch.cpu.engine import CpuEngine
+
 Step = Callable[[int], Iterable[Tensor]]
 Build = Callable[[ModuleType], Step]
 
@@ -85,6 +88,22 @@ def test_no_option_changes_a_bit(
     options: dict[str, object], same_as_plain: Callable[..., list], models: ModuleType
 ) -> None:
     same_as_plain(lambda: build_resnet(models), **options)
+
+
+def test_a_device_that_is_out_of_memory_for_copies_back_changes_no_bit(
+    same_as_plain: Callable[..., list], models: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reload, refused = CpuEngine.reload, []
+
+    def reload_if_nothing_is_held(self: CpuEngine, slot: object) -> object:
+        if lms.torch.session._open._swapper.stepper.held:
+            refused.append(slot)
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return reload(self, slot)
+
+    monkeypatch.setattr(CpuEngine, "reload", reload_if_nothing_is_held)
+    same_as_plain(lambda: build_gpt(models), shares=(1.0, 0.5))
+    assert refused
 
 
 def test_shapes_in_random_order_are_followed_by_a_plan_for_each(

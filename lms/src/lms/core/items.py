@@ -18,6 +18,10 @@ class State(enum.Enum):
     DEAD = enum.auto()  # freed; its memory is, too, once its copies in flight are complete
 
 
+class DeviceFull(Exception):
+    """The device has no memory for a tensor that is to come back. The cause is the framework's own error."""
+
+
 class Copy(Protocol):
     """A copy in flight."""
 
@@ -69,7 +73,7 @@ class Mover(Protocol[M]):
         """Start the copy out. None: it must stay."""
 
     def reload(self, item: M) -> Copy | None:
-        """Start the copy back. None: they are there at once."""
+        """Start the copy back. None: they are there at once. Raises DeviceFull, and nothing has begun then."""
 
     def wait(self, item: M, lane: Literal["out", "back"]) -> None:
         """Have the computation wait for the item's departure ("out") or arrival ("back"). Raises the copy's error."""

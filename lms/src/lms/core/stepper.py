@@ -13,6 +13,9 @@ At each access, after the computation that led to it:
 5. Copies back that may start do, in the schedule's order, as long as they fit under the cap. A tensor that
    has not left yet simply stays.
 
+The device may have no memory for a copy back although the cap allows it: others use it, too. A copy ahead of its read
+is then left for later. For one that is read now others leave, one after the other, until it fits.
+
 *Held* are the bytes of tensors that LMS keeps on the device, copies in flight included. A tensor is *clean* if the tier
 below holds its bytes too: its memory can be dropped without a copy.
 
@@ -27,7 +30,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Generic, Literal, TypeVar
 
-from lms.core.items import Item, Mover, State
+from lms.core.items import DeviceFull, Item, Mover, State
 from lms.core.schedule import Course, Swap
 from lms.errors import SpillError, afresh
 
@@ -56,6 +59,7 @@ class Stepper(Generic[I]):
         self.held_peak = 0
         self.left = 0  # held bytes of items that outlived their step
         self.misses = 0
+        self.made_room = 0  # reads for which others left because the device was full
         self.evictable: dict[int, I] = {}  # by index: held, not pinned, and not on their way
         self._room = room
         self._write_ahead = write_ahead
@@ -120,7 +124,7 @@ class Stepper(Generic[I]):
             foreseen = course is not None and (item.index, self.position) in course.on_demand
             self.misses += not foreseen
             self._make_room(self._cap() - item.nbytes, item)
-            self._come(item)
+            self._bring(item)
         if item.arrival is not None:
             self.mover.wait(item, "back")
             # On a GPU each stream that reads it has to wait, so the copy is kept until it is known to be complete.
@@ -211,9 +215,8 @@ class Stepper(Generic[I]):
             elif comer.state is State.AWAY:
                 if self.left:
                     self._make_room(cap - comer.nbytes, item)
-                if self.held + comer.nbytes > cap:
+                if self.held + comer.nbytes > cap or not self._come_ahead(comer):
                     break
-                self._come(comer)
             self._returned += 1
 
     def _by_rule(self, item: I, *, read: bool) -> None:
@@ -228,10 +231,9 @@ class Stepper(Generic[I]):
         if read:
             for index in range(item.index - 1, max(-1, item.index - 1 - AHEAD), -1):
                 older = self.items[index]
-                if older.state is State.AWAY and not older.pinned:
-                    if self.held + older.nbytes > mark:
-                        return
-                    self._come(older)
+                away = older.state is State.AWAY and not older.pinned
+                if away and (self.held + older.nbytes > mark or not self._come_ahead(older)):
+                    return
 
     # Room
 
@@ -279,6 +281,30 @@ class Stepper(Generic[I]):
             if victim.state in (State.LEAVING, State.AWAY):
                 return True
         return False
+
+    def _bring(self, item: I) -> None:
+        """Bring back what is read now. Raises the device's error if it stays full although all left that can."""
+        made_room = False
+        while True:
+            try:
+                self._come(item)
+            except DeviceFull as full:
+                before, self._off_schedule = self.held, True  # from now on make room by the rule
+                self._make_room(before - 1, item)
+                if self.held == before:
+                    raise full.__cause__ or full from None
+                made_room = True
+                continue
+            self.made_room += made_room
+            return
+
+    def _come_ahead(self, item: I) -> bool:
+        """Start the copy back of what is read later. False if the device is full."""
+        try:
+            self._come(item)
+        except DeviceFull:
+            return False
+        return True
 
     def _finish(self, item: I) -> None:
         """Wait for the item's copy, which is not one of those that leave."""

@@ -61,6 +61,7 @@ _LMS = (
     _gauge("lms_host_peak", "bytes", "host_peak", "Most pinned host memory in use."),
     _gauge("lms_file_peak", "bytes", "file_peak", "Most bytes in the file tier at once."),
     _counter("lms_misses", "", "misses", "Copies back that no plan had foreseen."),
+    _counter("lms_made_room", "", "made_room", "Copies back for which others left: the device was out of memory."),
     _counter("lms_replans", "", "replans", "Plans that were made again with other decisions."),
     _gauge("lms_step", "seconds", "step_time", "Median time from step to step, of the last 1000."),
     _gauge("lms_step_busy", "seconds", "step_busy", "Time of a step in which the device computed, median."),

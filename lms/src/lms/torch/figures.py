@@ -49,6 +49,7 @@ def figures(
         host_peak=usage.get("host_peak", 0),
         file_peak=usage.get("file_peak", 0),
         misses=swapper.stepper.misses,
+        made_room=swapper.stepper.made_room,
         replans=planner.replans,
         step_time=statistics.median(progress.step_times) if progress.step_times else None,
         elapsed=progress.elapsed,

@@ -7,6 +7,7 @@ from typing import Literal
 
 import torch
 
+from lms.core.items import DeviceFull
 from lms.memory.transfer import Copy
 from lms.runtime.recorder import Counters
 from lms.torch.engine import Engine
@@ -42,13 +43,16 @@ class Mover:
         return copy
 
     def reload(self, record: LiveRecord) -> Copy | None:
-        """Start the copy back; nothing is copied if the original turns out to be alive still."""
+        """Start the copy back; nothing is copied if the original turns out to be alive still. Raises DeviceFull."""
         storage = record.origin() if record.origin is not None else None
         if storage is not None:
             record.flat = torch.empty(0, dtype=torch.uint8, device=self.device).set_(storage)
             return None
         assert record.slot is not None
-        record.flat, copy = self.engine.reload(record.slot)
+        try:
+            record.flat, copy = self.engine.reload(record.slot)
+        except torch.OutOfMemoryError as error:
+            raise DeviceFull from error
         self.counters.back += record.nbytes
         self.storages.count_made(record.flat.untyped_storage())
         self._note("back", record, copy)
