@@ -5,12 +5,14 @@ from __future__ import annotations
 import fcntl
 import importlib.util
 import os
+import random
 import resource
 import signal
+import socket
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Generator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -62,6 +64,17 @@ def _files_of_at_most(nbytes: int) -> Generator[None, None, None]:
 def files_of_at_most() -> Callable[[int], AbstractContextManager[None]]:
     """What a full disk is, without root: within `files_of_at_most(N)` writes past N bytes of any file are refused."""
     return _files_of_at_most
+
+
+@pytest.fixture
+def free_port() -> int:
+    """A TCP port of this machine, and none that the system gives out by itself: another test could get it meanwhile."""
+    lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    for port in random.sample(range(lowest // 2, lowest), 100):
+        with suppress(OSError), socket.socket() as one:
+            one.bind(("", port))
+            return port
+    raise AssertionError("no port is free")
 
 
 @pytest.fixture(scope="session")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import random
 import re
 import socket
 import subprocess
@@ -24,18 +22,10 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 LATE = Stats(calls=120, bytes=10**9, timed=100, seconds=50.0, least_seconds=None, waited={3: 20.0}, late={3: 90})
 
 
-def free_port() -> str:
-    """Not one of those that the system gives out by itself: another test's connection could take it meanwhile."""
-    lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    for port in random.sample(range(lowest // 2, lowest), 100):
-        with contextlib.suppress(OSError), socket.socket() as one:
-            one.bind(("127.0.0.1", port))
-            return str(port)
-    raise AssertionError("no port is free")
-
-
-def test_the_rank_behind_a_late_one_names_it_and_the_page_has_every_rank(tcp_ranks: Run, tmp_path: Path) -> None:
-    port = free_port()
+def test_the_rank_behind_a_late_one_names_it_and_the_page_has_every_rank(
+    tcp_ranks: Run, tmp_path: Path, free_port: int
+) -> None:
+    port = str(free_port)
     variables = {"DDL_METRICS_PORT": port, "DDL_TENSORBOARD": str(tmp_path)}
     done = tcp_ranks(3, "late.py", "1", port, **variables)
     assert done.returncode == 0, done.stdout

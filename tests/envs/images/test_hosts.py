@@ -1,7 +1,6 @@
 """Containers as hosts of one job: what `ddlrun -H c1,c2` needs is in the image, less the key."""
 
 import re
-import socket
 import subprocess
 import time
 from pathlib import Path
@@ -115,10 +114,12 @@ def test_the_first_host_of_a_job_launches_on_all_and_takes_part(base: Built, key
     assert sorted(line for line in said.splitlines() if re.match(r"job-\d \d 2$", line)) == ["job-0 0 2", "job-1 1 2"]
 
 
-def test_ranks_run_in_their_host_though_the_launcher_has_its_address(base: Built, keys: Path, tmp_path: Path) -> None:
+def test_ranks_run_in_their_host_though_the_launcher_has_its_address(
+    base: Built, keys: Path, tmp_path: Path, free_port: int
+) -> None:
     """As the Helm chart runs it with `ddl.hostNetwork` where a host and the launcher are on one node."""
     (tmp_path / "hostfile").write_text("job-worker-0.job-workers slots=2\n")
-    address, port = machines_address(), free_port()
+    address, port = machines_address(), free_port
     shared = (
         *RESTRICTED, "--env", f"BASCULE_SSH_PORT={port}", "--volume", f"{keys}:/etc/bascule/ssh:ro",
         "--env", "PRTE_MCA_prte_keep_fqdn_hostnames=true", "--env", "PRTE_MCA_prte_do_not_resolve=true",
@@ -135,13 +136,6 @@ def test_ranks_run_in_their_host_though_the_launcher_has_its_address(base: Built
         said = containers.logs(launcher)
     assert status == "0", said
     assert said.count("/usr/local/bin/bascule-host\0serve\0") == 2, said
-
-
-def free_port() -> int:
-    """A port of this machine on which nothing listens."""
-    with socket.socket() as one:
-        one.bind(("", 0))
-        return int(one.getsockname()[1])
 
 
 def machines_address() -> str:

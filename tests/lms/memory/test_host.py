@@ -139,6 +139,41 @@ def test_memory_that_is_not_even_there_is_refused_too(monkeypatch: pytest.Monkey
     assert slab.refused == "no memory"
 
 
+def test_what_is_not_needed_any_more_is_unlocked() -> None:
+    lock = Lock()
+    slab = slab_of(lock)
+    blocks = [slab.allocate(4 * MB) for _ in range(10)]
+    slab.trim()
+    assert lock.total == 40 * MB, "all of it was used"
+    for block in blocks[3:]:
+        slab.free(block)
+    slab.trim()
+    assert lock.total == 40 * MB, "all of it was used since the last time"
+    slab.trim()
+    assert lock.total == slab.reserved == 16 * MB, "three blocks, and a spare segment"
+    assert slab.peak == 40 * MB
+    for block in blocks[:3]:
+        slab.free(block)
+    slab.trim()
+    slab.trim()
+    assert lock.total == 0
+
+
+def test_what_had_to_be_locked_again_is_not_unlocked_again() -> None:
+    lock = Lock()
+    slab = slab_of(lock)
+    for block in [slab.allocate(4 * MB) for _ in range(3)]:
+        slab.free(block)
+    slab.trim()
+    slab.trim()
+    for _ in range(4):
+        for block in [slab.allocate(4 * MB) for _ in range(2)]:
+            slab.free(block)
+        slab.trim()
+        slab.trim()
+    assert (lock.total, lock.attempts) == (8 * MB, 5)
+
+
 def test_everything_is_unlocked_at_close_and_the_peak_remains_known() -> None:
     lock = Lock()
     slab = slab_of(lock)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import time
 import urllib.request
 from pathlib import Path
 from types import ModuleType
@@ -16,10 +17,9 @@ from lms.errors import UsageError
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def free_port() -> int:
+def is_open(port: int) -> bool:
     with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
+        return one.connect_ex(("127.0.0.1", port)) == 0
 
 
 def train(session_steps: int) -> None:
@@ -32,11 +32,13 @@ def train(session_steps: int) -> None:
 
 
 def test_a_sessions_last_figures_are_in_the_folder_and_its_port_closes_with_it(
-    tmp_path: Path, event_files: ModuleType
+    tmp_path: Path, event_files: ModuleType, free_port: int
 ) -> None:
-    port = free_port()
+    port, until = free_port, time.monotonic() + 60
     with lms.LMS(budget=0, min_size=0, tensorboard=tmp_path / "runs", metrics_port=port) as session:
         train(3)
+        while not is_open(port) and time.monotonic() < until:  # another thread opens it
+            time.sleep(0.05)
         page = urllib.request.urlopen(f"http://127.0.0.1:{port}", timeout=30).read().decode()
         assert "lms_budget_bytes" in page
     with pytest.raises(OSError, match="refused"):

@@ -19,6 +19,7 @@ from lms.memory.file import address_of, page_memory
 from lms.memory.slab import Slab, round_up
 
 SEGMENT = 256 << 20  # bytes: locking fewer at a time costs more calls, more would claim what a small job never needs
+_SPARE = 1.1  # of what was used at most is kept: blocks lie otherwise each time, and leave other gaps
 _THREADS = 8  # that clear pages: with one, as when locking does it, an H100's host gave 2.8 GB/s, with eight 15 GB/s
 
 Register = Callable[[int, int], None]  # (address, nbytes): lock the pages; raises SpillError
@@ -63,7 +64,7 @@ class HostSlab:
     asked for again, since each attempt would cost a step its time. `refused` says why; it is None until then.
 
     `register` and `unregister` lock and unlock pages. Not thread-safe. It grows only in `allocate`, before a copy
-    begins, and gives memory back only at `close`: locking costs more than a step can spare.
+    begins, and gives memory back only in `trim` and at `close`: locking costs more than a step can spare.
     """
 
     def __init__(
@@ -77,6 +78,9 @@ class HostSlab:
         self._register, self._unregister = register, unregister
         self._segment = segment
         self._segments: list[_Segment] = []
+        self._most_used = 0  # since the last `trim`
+        self._proven = 0  # bytes that were found to be needed after a `trim`
+        self._trimmed = False
 
     @property
     def used(self) -> int:
@@ -105,6 +109,18 @@ class HostSlab:
         assert isinstance(block.segment, _Segment)
         block.segment.slab.free(block.offset)
 
+    def trim(self) -> None:
+        """Unlock segments without blocks that were not needed since the last call. No copy may use them any more."""
+        least = max(_SPARE * self._most_used, self._proven)
+        for segment in [one for one in self._segments if not one.slab.used]:
+            nbytes = len(segment.memory)
+            if self.reserved - nbytes >= least:
+                self._unregister(segment.address)
+                self._segments.remove(segment)
+                self.reserved -= nbytes
+                self._trimmed = True
+        self._most_used = self.used
+
     def close(self) -> None:
         """Unlock everything and let it go. No copy may be in flight. Idempotent."""
         while self._segments:
@@ -124,9 +140,12 @@ class HostSlab:
             self._segments.append(segment)
             self.reserved += nbytes
             self.peak = max(self.peak, self.reserved)
+            if self._trimmed:
+                self._proven = self.reserved
             return segment
         self._least_refused = need
         return None
 
     def _block(self, segment: _Segment, offset: int, nbytes: int) -> Block:
+        self._most_used = max(self._most_used, self.used)
         return Block(segment.memory, offset, nbytes, segment.address + offset, segment)

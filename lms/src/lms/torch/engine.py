@@ -47,6 +47,10 @@ class Engine(Protocol):
     def stalled(self) -> tuple[float, float]:
         """Seconds that the computation has stood still for copies out, and for copies back, as far as known by now."""
 
+    def trim(self) -> None:
+        """Give back memory below the device that was not needed since the last call. For now and then between steps."""
+        return None
+
     def close(self) -> None:
         """Wait for the copies and give everything back. Idempotent; does nothing in a forked child."""
 

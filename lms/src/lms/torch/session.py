@@ -60,6 +60,8 @@ _UNINTERRUPTED = (
     swapper,
 )
 
+_TRIM_EVERY = 8  # steps: the first ones, for which there is no plan yet, need more host memory than others
+
 _open: Session | None = None  # hooks are one per thread and the device is one per process, so sessions do not nest
 _claiming = threading.Lock()  # held to look at `_open` and take its place
 
@@ -443,6 +445,8 @@ class Session:
         progress.step(self._own_seconds() if clocked else 0.0, self._swapper.recorded, clocked=clocked)
         if clocked:
             self._recomputation.after_step()
+            if progress.steps % _TRIM_EVERY == 0:
+                self.engine.trim()
 
     def _own_seconds(self) -> float:
         """Seconds that LMS has added to the training so far."""

@@ -143,7 +143,7 @@ class CudaEngine(Engine):
             self._slots.settle(self._poll)
 
     def usage(self) -> dict[str, int]:
-        """Bytes of pinned memory, whether in use or not (it grows until `close`), and bytes in the file."""
+        """Bytes of pinned memory, whether in use or not, and bytes in the file."""
         usage = {"host": self._host.reserved, "host_peak": self._host.peak}
         return usage | (self._files.usage() if self._files is not None else {})
 
@@ -168,6 +168,13 @@ class CudaEngine(Engine):
     def capturing(self) -> bool:
         """Whether this thread captures a CUDA graph; a forked child has no CUDA to be asked."""
         return os.getpid() == self._pid and self._streams.capturing()
+
+    def trim(self) -> None:
+        """Unlock what was not needed since the last call, in whole segments."""
+        if os.getpid() == self._pid and not self._closed:
+            with self._slots.lock:
+                self._poll()
+                self._host.trim()
 
     def close(self) -> None:
         """Wait for the copies, unlock the pinned memory, close the file."""
