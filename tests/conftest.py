@@ -70,7 +70,7 @@ def files_of_at_most() -> Callable[[int], AbstractContextManager[None]]:
 def free_port() -> int:
     """A TCP port of this machine, and none that the system gives out by itself: another test could get it meanwhile."""
     lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    for port in random.sample(range(lowest // 2, lowest), 100):
+    for port in random.SystemRandom().sample(range(lowest // 2, lowest), 100):
         with suppress(OSError), socket.socket() as one:
             one.bind(("", port))
             return port

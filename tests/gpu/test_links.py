@@ -159,10 +159,10 @@ def test_the_drivers_counter_sees_the_bytes_that_were_copied() -> None:
     assert watched.back >= 0.9 * 8 * SIZE
 
 
-def test_reading_the_drivers_counters_costs_a_hundredth_of_a_core_at_most() -> None:
+def test_reading_the_drivers_counters_costs_a_fiftieth_of_a_core_at_most() -> None:
     pytest.importorskip("pynvml")
     watch = Watch(NvmlCounters(str(getattr(torch.cuda.get_device_properties(GPU), "uuid", ""))))
     time.sleep(3.0)
     watched = watch.stop()
     print(f"{watched.readings} readings cost {watched.cost:.4f} s of {watched.seconds:.2f} s")
-    assert watched.cost <= 0.01 * watched.seconds
+    assert watched.cost <= 0.02 * watched.seconds

@@ -578,11 +578,14 @@ def test_steps_with_state_are_all_alike_in_the_end(traces: ModuleType, data: st.
     trace = data.draw(traces.steps())
     link = data.draw(traces.LINKS)
     plan = make_plan(trace, link, budget=data.draw(st.integers(0, trace.saved)))
-    # If copies out take longer than a step, they fall behind for some steps, until something waits for them.
-    laps = [simulate(trace, plan, link, laps=laps) for laps in (20, 21, 22)]
-    assert len({(lap.out, lap.back, lap.misses, lap.held_peak) for lap in laps}) == 1
-    assert laps[1].seconds == pytest.approx(laps[0].seconds)
-    assert laps[2].seconds == pytest.approx(laps[0].seconds)
+
+    def alike(first: int) -> bool:
+        laps = [simulate(trace, plan, link, laps=first + more) for more in range(3)]
+        same = len({(lap.out, lap.back, lap.misses, lap.held_peak) for lap in laps}) == 1
+        return same and all(lap.seconds == pytest.approx(laps[0].seconds) for lap in laps)
+
+    # If copies out take a little longer than a step, they fall behind for many steps before something waits for them.
+    assert any(alike(first) for first in (5, 20, 80, 320))
 
 
 @given(st.data())

@@ -699,6 +699,24 @@ def test_others_leave_for_what_is_read_if_the_device_is_full(slow: bool) -> None
     assert run.go("r1 r2")[-1][:3] == "AAH", "the rest of the step is read, one after the other"
 
 
+def test_what_is_on_its_way_back_arrives_and_leaves_for_what_is_read() -> None:
+    run = full_at(Run(course(9, swap(0, 0, 7, 3), swap(1, 1, 4))), 2)
+    run.mover.firm.add(3)
+    assert run.go("w0 w1 w2 f2")[-1] == "AAD"
+    run.mover.slow = True
+    assert run.go("w3")[-1] == "CADH"
+    assert run.go("r1")[-1] in ("ACDH", "AHDH")
+    assert run.stepper.made_room == 1
+
+
+def test_what_is_read_later_is_not_asked_for_again_while_no_less_is_held() -> None:
+    run = Run(course(9, swap(0, 0, 8, 2)))
+    asked: list[int] = []
+    run.mover.is_full = lambda: asked.append(run.stepper.held) or True
+    run.go("w0 w1 w2 w3 w4 h1 h2")
+    assert asked == [2 * N]
+
+
 def test_what_is_read_later_waits_until_the_device_has_room() -> None:
     run = full_at(Run(course(8, swap(0, 0, 6, 3))), 2)
     assert run.go("w0 w1 w2 w3 f1")[-1] == "ADHH"

@@ -159,6 +159,19 @@ def test_what_is_not_needed_any_more_is_unlocked() -> None:
     assert lock.total == 0
 
 
+def test_nothing_is_unlocked_once_the_host_has_refused_more() -> None:
+    lock = Lock(capacity=24 * MB)
+    slab = slab_of(lock)
+    blocks = [slab.allocate(4 * MB) for _ in range(7)]
+    assert blocks[6] is None
+    for block in blocks[:6]:
+        slab.free(block)
+    slab.trim()
+    slab.trim()
+    assert lock.total == 24 * MB
+    assert slab.allocate(4 * MB) is not None
+
+
 def test_what_had_to_be_locked_again_is_not_unlocked_again() -> None:
     lock = Lock()
     slab = slab_of(lock)

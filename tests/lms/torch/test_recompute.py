@@ -6,6 +6,7 @@ import copy
 import inspect
 import io
 import random
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from types import ModuleType
@@ -22,7 +23,7 @@ from lms.core.link import Link
 from lms.core.recompute import Candidate, choose, recompute
 from lms.errors import LMSError
 from lms.runtime.planner import PassPlanner
-from lms.torch.recompute import Forward
+from lms.torch.recompute import Forward, _Surroundings
 from lms.torch.session import Session
 from lms.trace import Trace
 
@@ -170,6 +171,80 @@ def test_the_running_statistics_of_batch_norm_move_once(
 
     chosen, _ = recomputed(build, batch(32, 16), 6)
     assert chosen & {"1", "2", "3"}
+
+
+class ScaledBy(torch.autograd.Function):
+    """Gradients are multiplied by a number that the forward saves, and the result is not."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, scale: Tensor) -> Tensor:
+        ctx.save_for_backward(scale)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient * ctx.saved_tensors[0], None
+
+
+class ReadsStatistics(nn.Module):
+    """Uses its norm's running statistics, as modules that fold norms into weights do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.norm, self.two = nn.Linear(16, 64), nn.BatchNorm1d(64), nn.Linear(64, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scale = self.norm.running_var.sqrt()
+        x = self.norm(self.one(x) / scale) * scale
+        return self.two(ScaledBy.apply(x, self.norm.running_mean.abs().mean() + 1).sigmoid())
+
+
+class OwnNorm(nn.Module):
+    """A norm that counts nothing: its statistics are written to without a new version."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(64))
+        self.register_buffer("variance", torch.ones(64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.batch_norm(x, self.mean, self.variance, training=True)
+
+
+@pytest.mark.parametrize("kind", [ReadsStatistics, OwnNorm])
+def test_statistics_that_are_used_or_written_otherwise_are_those_of_plain_training(
+    kind: type[nn.Module], recomputed: Callable[..., Any]
+) -> None:
+    def block() -> nn.Module:
+        return nn.Sequential(nn.Linear(16, 64), kind(), nn.Sigmoid(), nn.Linear(64, 16)) if kind is OwnNorm else kind()
+
+    def build() -> nn.Module:
+        return nn.Sequential(nn.Linear(16, 16), *(block() for _ in range(3)), nn.Tanh())
+
+    chosen, _ = recomputed(build, batch(32, 16), 8, budget=14_000)
+    assert bool(chosen & {"1", "2", "3"}) == (kind is ReadsStatistics)
+
+
+def test_watching_does_not_count_as_computation(
+    monkeypatch: pytest.MonkeyPatch, recomputed: Callable[..., Any]
+) -> None:
+    seen: list[float] = []
+    choose, init = PassPlanner.choose_modules, _Surroundings.__init__
+
+    def chosen(self: PassPlanner, candidates: Any) -> Any:
+        seen.extend([self.trace.seconds, *(call.seconds for one in candidates for call in one.calls)])
+        return choose(self, candidates)
+
+    def slow(self: Any, *args: Any, **options: Any) -> None:
+        time.sleep(0.1)
+        init(self, *args, **options)
+
+    monkeypatch.setattr(PassPlanner, "choose_modules", chosen)
+    monkeypatch.setattr(_Surroundings, "__init__", slow)
+    blocks = lambda: nn.Sequential(nn.Linear(16, 64), nn.Sigmoid(), nn.Linear(64, 16))  # noqa: E731
+    recomputed(lambda: nn.Sequential(blocks(), blocks()), batch(32, 16), 4, budget=14_000)
+    assert seen
+    assert max(seen) < 0.1, "less than a single one of the delays"
 
 
 def test_one_module_for_two_calls_with_keywords_and_several_results_is(recomputed: Callable[..., Any]) -> None:

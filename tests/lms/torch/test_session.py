@@ -73,6 +73,20 @@ def test_sessions_do_not_nest(lms: Make) -> None:
     assert outer.stats()["passes"] == 1, "a closed session sees nothing"
 
 
+def test_now_and_then_memory_below_the_device_that_is_not_needed_is_given_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(model.parameters())
+    trimmed: list[int] = []
+    with Session(model, optimizer, budget=0) as session:
+        monkeypatch.setattr(session.engine, "trim", lambda: trimmed.append(session.progress.steps))
+        for _ in range(17):
+            model(torch.ones(1, 8)).sum().backward()
+            optimizer.step()
+    assert trimmed == [8, 16]
+
+
 def test_a_session_is_opened_once(lms: Make) -> None:
     session = lms()
     session.open().close()

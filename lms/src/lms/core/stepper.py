@@ -81,6 +81,7 @@ class Stepper(Generic[I]):
         self._course = course
         self._off_schedule = False  # the step diverged from the schedule that it began with
         self._returned = 0  # into course.returns
+        self._full_with: int | None = None  # bytes held when the device had no room for a copy ahead of its read
         self._forward = True  # nothing has been read yet
 
     @property
@@ -247,7 +248,7 @@ class Stepper(Generic[I]):
         """Rule 4: wait for copies, of freed items and out of others, oldest first, until at most `cap` bytes are held.
 
         If none is under way, evict. If nothing can be evicted, that is all the room there is now. At most `ahead`
-        copies out stay in flight.
+        copies out of what leaves stay in flight.
         """
         while self.held > cap or (ahead is not None and len(self._leaving) > ahead):
             dead = next((one for one in self._copied if one.state is State.DEAD), None) if self.held > cap else None
@@ -291,18 +292,30 @@ class Stepper(Generic[I]):
             except DeviceFull as full:
                 before, self._off_schedule = self.held, True  # from now on make room by the rule
                 self._make_room(before - 1, item)
-                if self.held == before:
+                if self.held == before and not self._await_another(item):
                     raise full.__cause__ or full from None
                 made_room = True
                 continue
             self.made_room += made_room
             return
 
+    def _await_another(self, item: I) -> bool:
+        """Block until another item that is on its way back is here, and so can leave. False if there is none."""
+        for one in self.evictable.values():
+            if one is not item and one.state is State.COMING and one.arrival is not None and not one.arrival.done():
+                with suppress(SpillError):
+                    one.arrival.synchronize()
+                return True
+        return False
+
     def _come_ahead(self, item: I) -> bool:
-        """Start the copy back of what is read later. False if the device is full."""
+        """Start the copy back of what is read later. False if the device is full, or was while no more was held."""
+        if self._full_with is not None and self.held >= self._full_with:
+            return False
         try:
             self._come(item)
         except DeviceFull:
+            self._full_with = self.held
             return False
         return True
 

@@ -19,8 +19,8 @@ from lms.memory.file import address_of, page_memory
 from lms.memory.slab import Slab, round_up
 
 SEGMENT = 256 << 20  # bytes: locking fewer at a time costs more calls, more would claim what a small job never needs
-_SPARE = 1.1  # of what was used at most is kept: blocks lie otherwise each time, and leave other gaps
-_THREADS = 8  # that clear pages: with one, as when locking does it, an H100's host gave 2.8 GB/s, with eight 15 GB/s
+_SPARE = 1.1  # times the most that was used is kept: placement, and so the gaps, differ from step to step
+_THREADS = 8  # that clear pages. An H100's host locked 2.8 GB/s with one and 15 GB/s with eight
 
 Register = Callable[[int, int], None]  # (address, nbytes): lock the pages; raises SpillError
 Unregister = Callable[[int], None]
@@ -38,10 +38,10 @@ class _Segment:
 
 
 def _clear(address: int, nbytes: int) -> None:
-    """Have the kernel fill fresh pages with zeros now, by several threads."""
+    """Have the kernel fill fresh pages with zeros now, by several threads. Without threads, locking does it."""
     threads = min(_THREADS, len(os.sched_getaffinity(0)))
     piece = -(-nbytes // threads)
-    with ThreadPoolExecutor(threads) as pool:
+    with contextlib.suppress(RuntimeError), ThreadPoolExecutor(threads) as pool:  # none can be started any more
         starts = range(0, nbytes, piece)
         list(pool.map(lambda start: ctypes.memset(address + start, 0, min(piece, nbytes - start)), starts))
 
@@ -110,7 +110,12 @@ class HostSlab:
         block.segment.slab.free(block.offset)
 
     def trim(self) -> None:
-        """Unlock segments without blocks that were not needed since the last call. No copy may use them any more."""
+        """Unlock segments without blocks that were not needed since the last call. No copy may use them any more.
+
+        Nothing is unlocked if the host has refused more: others may take it then.
+        """
+        if self.refused is not None:
+            return
         least = max(_SPARE * self._most_used, self._proven)
         for segment in [one for one in self._segments if not one.slab.used]:
             nbytes = len(segment.memory)
@@ -129,6 +134,7 @@ class HostSlab:
 
     def _grow(self, wanted: int, need: int) -> _Segment | None:
         """A segment of `wanted` bytes, or else of `need`; None when the host refuses both."""
+        segment: _Segment | None = None
         for nbytes in dict.fromkeys((wanted, need)):
             try:
                 segment = _Segment(nbytes)
@@ -136,6 +142,7 @@ class HostSlab:
             except SpillError as refused:
                 self.refused = str(refused)  # not the error: its frames would keep the segment
                 self._segment = 0
+                segment = None  # its pages are resident, and the next one needs the room
                 continue
             self._segments.append(segment)
             self.reserved += nbytes

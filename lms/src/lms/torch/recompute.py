@@ -10,7 +10,7 @@ import inspect
 import pickle
 import random
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import update_wrapper
@@ -226,12 +226,13 @@ class Watch:
             self._unfit.add(module)
         forward.traits = traits
         leaves = tree_leaves((args, kwargs))
-        before = _Surroundings(module, (args, kwargs), self._hooks.unusual) if _are_plain(leaves) else None
+        plain = _are_plain(leaves)
+        before = _Surroundings(module, (args, kwargs), self._hooks.unusual, values=True) if plain else None
         self._open.append(module)
         fit = False
         try:
             result = forward.plain(*args, **kwargs)
-            fit = before == _Surroundings(module, (args, kwargs), self._hooks.unusual)
+            fit = plain and before == _Surroundings(module, (args, kwargs), self._hooks.unusual, values=True)
         finally:
             self._open.pop()
             if not fit:
@@ -321,52 +322,62 @@ def _parameters_and_buffers(module: Module) -> list[torch.Tensor]:
     return [*module.parameters(), *module.buffers()]
 
 
-def _following(module: Module) -> list[_BatchNorm]:
-    """The parts whose running statistics follow each forward, which does not depend on them."""
+def _training_batch_norms(module: Module) -> list[_BatchNorm]:
+    """The parts whose running statistics follow each forward."""
     return [
         part
         for part in module.modules()
-        if isinstance(part, _BatchNorm) and type(part).forward is _BatchNorm.forward
-        if part.training and part.track_running_stats
+        if isinstance(part, _BatchNorm)
+        and type(part).forward is _BatchNorm.forward
+        and part.training
+        and part.track_running_stats
     ]
+
+
+Buffers = dict[str, torch.Tensor | None]
+
+
+def _running_statistics(module: Module) -> list[tuple[Buffers, Buffers]]:
+    """The buffers of these parts, and copies of what they are now."""
+    buffers = [part._buffers for part in _training_batch_norms(module)]
+    return list(zip(buffers, map(_copies, buffers), strict=True))
 
 
 @contextmanager
-def _statistics_kept(module: Module) -> Iterator[None]:
-    """Running statistics have followed this batch already: a forward inside writes to copies of them."""
-    kept = [(part._buffers, dict(part._buffers)) for part in _following(module)]
-    for buffers, own in kept:
-        buffers.update({name: one.clone() for name, one in own.items() if one is not None})
+def _statistics_as_they_were(then: list[tuple[Buffers, Buffers]]) -> Iterator[None]:
+    """A forward inside finds the running statistics that it found the first time, and writes to copies of them."""
+    now = [(buffers, dict(buffers)) for buffers, _ in then]
+    for buffers, before in then:
+        buffers.update(_copies(before))
     try:
         yield
     finally:
-        for buffers, own in kept:
+        for buffers, own in now:
             buffers.update(own)
 
 
-def _versions(module: Module, tensors: Iterable[object]) -> list[int]:
-    """How often each of the tensors was written to, running statistics left out."""
-    statistics = {id(one) for part in _following(module) for one in part.buffers(recurse=False)}
-    return [
-        one._version
-        for one in tensors
-        if isinstance(one, torch.Tensor) and not one.is_inference() and id(one) not in statistics
-    ]
+def _copies(buffers: Buffers) -> Buffers:
+    return {name: one.clone() if one is not None else None for name, one in buffers.items()}
 
 
 class _Surroundings:
-    """What a forward may use and should not change: tensors, attributes of its modules, random numbers' state."""
+    """What a forward may use and should not change: tensors, attributes of its modules, random numbers' state.
 
-    def __init__(self, module: Module, arguments: object, unusual: int) -> None:
+    With `values` buffers are compared by their bytes: `F.batch_norm` writes to them without a new version.
+    """
+
+    def __init__(self, module: Module, arguments: object, unusual: int, *, values: bool) -> None:
         leaves, spec = tree_flatten(arguments)
         attributes = [value for part in module.modules() for value in _attributes(part)]
         tensors = _parameters_and_buffers(module)
         gradients = [one.grad for one in tensors if one.is_leaf]
         # References, so that no other object gets the same id.
         self._objects = [*leaves, *tensors, *gradients, *attributes]
+        statistics = {id(one) for part in _training_batch_norms(module) for one in part.buffers(recurse=False)}
+        self._values = _sums([one for one in module.buffers() if id(one) not in statistics]) if values else []
         self._state = (
             [id(one) for one in self._objects],
-            _versions(module, self._objects),
+            _versions(self._objects, statistics),
             random.getstate(),
             pickle.dumps(np.random.get_state(legacy=False)),
             spec,
@@ -374,9 +385,20 @@ class _Surroundings:
         )
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Surroundings) and self._state == other._state
+        if not isinstance(other, _Surroundings) or self._state != other._state:
+            return False
+        return all(map(torch.equal, self._values, other._values))
 
     __hash__ = None  # type: ignore[assignment]
+
+
+def _versions(tensors: Iterable[object], left_out: Collection[int]) -> list[int]:
+    """How often each of the tensors was written to, but for those with these ids."""
+    return [
+        one._version
+        for one in tensors
+        if isinstance(one, torch.Tensor) and not one.is_inference() and id(one) not in left_out
+    ]
 
 
 # Recomputing
@@ -399,6 +421,7 @@ class _Run:
         self._forward = forward
         self._spec = spec
         self._state: object = None
+        self._statistics: list[tuple[Buffers, Buffers]] = []  # running ones, and what they were
         self._sums: list[torch.Tensor] | None = None  # of the result's bytes, while the module is not proven
 
     def __call__(self, *leaves: object) -> Any:
@@ -411,12 +434,14 @@ class _Run:
                 "its parameters, buffers or mode have changed since its forward, and plain training would "
                 "have used what was saved before"
             )
-        around = None if again else _Surroundings(forward.module, (args, kwargs), 0)
-        with _statistics_kept(forward.module) if again else nullcontext():
+        around = None if again else self._around(args, kwargs)
+        if not again:
+            self._statistics = _running_statistics(forward.module)
+        with _statistics_as_they_were(self._statistics) if again else nullcontext():
             result = forward.plain(*args, **kwargs)
         if not again:
             self._state = before
-            if _Surroundings(forward.module, (args, kwargs), 0) != around:
+            if self._around(args, kwargs) != around:
                 raise self._error(
                     "its forward has changed an argument, a parameter, a gradient, a buffer, an attribute or the state "
                     "of random numbers, which it did not when it was watched"
@@ -429,13 +454,17 @@ class _Run:
             forward.proven = True
         return result
 
+    def _around(self, args: object, kwargs: object) -> _Surroundings:
+        return _Surroundings(self._forward.module, (args, kwargs), 0, values=not self._forward.proven)
+
     def _error(self, why: str) -> LMSError:
         return LMSError(f"module {self._forward.name!r} cannot be recomputed: {why}; train with recompute=False")
 
 
 def _state(module: Module) -> object:
     tensors = _parameters_and_buffers(module)
-    return _traits(module), [id(one) for one in tensors], _versions(module, tensors)
+    statistics = {id(one) for part in _training_batch_norms(module) for one in part.buffers(recurse=False)}
+    return _traits(module), [id(one) for one in tensors], _versions(tensors, statistics)
 
 
 def _sums(result: object) -> list[torch.Tensor]:

@@ -76,6 +76,27 @@ def test_a_slot_keeps_its_memory_until_it_is_discarded_and_its_last_copy_is_over
     assert next_address() == slot.block.address
 
 
+def test_host_memory_is_unlocked_only_after_the_last_copy_that_uses_it(paper: ModuleType) -> None:
+    locked: set[int] = set()
+    streams = paper.PaperStreams()
+    host = HostSlab(lambda address, _: locked.add(address), locked.remove, segment=SIZE)
+    engine = CudaEngine(streams, host, None)
+    slots = [engine.offload(streams.empty(SIZE))[0] for _ in range(3)]
+    streams.finish()
+    engine.reload(slots[0])
+    for slot in slots:
+        engine.discard(slot)
+    for _ in range(3):
+        engine.trim()
+    assert len(locked) == 2, "a copy back reads the first one's, and a tenth is spare"
+    assert slots[0].block.address in locked
+    streams.finish()
+    for _ in range(2):
+        engine.trim()
+    assert not locked
+    engine.close()
+
+
 def test_in_a_forked_child_the_engine_does_nothing(monkeypatch: pytest.MonkeyPatch, paper: ModuleType) -> None:
     locked: set[int] = set()
     streams = paper.PaperStreams()

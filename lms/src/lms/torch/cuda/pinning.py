@@ -27,7 +27,8 @@ def cuda_register(address: int, nbytes: int) -> None:
 
 def cuda_unregister(address: int) -> None:
     """Unlock what `cuda_register` locked."""
-    torch.cuda.cudart().cudaHostUnregister(address)
+    if int(torch.cuda.cudart().cudaHostUnregister(address)):
+        _forget_last_error()
 
 
 def _forget_last_error() -> None:
