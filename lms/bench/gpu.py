@@ -345,7 +345,7 @@ def largest(name: str, cap: int) -> Found:
         return {"tried": tried}
     volume = math.prod(sides_of(plain))
     twice = number_of(2 * volume)
-    floors = [(math.prod(sides_of(one)), attempt(one, swapped=True).get("floor")) for one in (plain, twice)]
+    floors = [(math.prod(sides_of(one)), attempt(one, swapped=True).get("floor", 0)) for one in (plain, twice)]
     if not all(need for _, need in floors):
         return {"plain": sides_of(plain), "tried": tried}
     most = allowed(floors, USABLE * cap)
