@@ -52,7 +52,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "-solver=solver.prototxt",
         "--solver solver.prototxt",
         "--solver=solver.prototxt -sigint_effect snapshot -sighup_effect=none",
-        "-bvlc -solver solver.prototxt -threshold 3 -engine CAFFE -lms 0 -lms_frac 0",
+        "-bvlc -ddl_update -solver solver.prototxt -ddl_align=1 -threshold 3 -engine CAFFE -lms 0 -lms_frac 0",
     ],
 )
 def test_flags_are_written_as_caffe_took_them(words: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -60,7 +60,7 @@ def test_flags_are_written_as_caffe_took_them(words: str, folder: Path, capsys: 
     said = capsys.readouterr().err
     assert re.search(r"^I\d{4} \S+ +\d+ solver.cpp:218\] Iteration 2 \(", said, re.MULTILINE)
     assert (folder / "solver_iter_3.solverstate").exists()
-    for flag in ("bvlc", "threshold", "engine"):
+    for flag in ("bvlc", "threshold", "engine", "ddl_update", "ddl_align"):
         assert (f"-{flag} has no effect here" in said) == (flag in words)
 
 
@@ -133,6 +133,19 @@ def test_a_model_is_scored_as_its_blobs_say(capsys: pytest.CaptureFixture[str]) 
     scores = torch.randn(100_000, 36, generator=torch.Generator().manual_seed(0)) @ weight.T + bias
     expected = torch.nn.functional.cross_entropy(scores, torch.ones(len(scores), dtype=torch.long))
     assert sum(batches) / 40 == pytest.approx(float(expected), rel=0.2)
+
+
+def test_layers_that_a_model_lacks_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    """They are scored, or trained on, with random blobs."""
+    model = "solver_iter_3.caffemodel"
+    said = "Not in the model, and as their fillers made them: 'score'"
+    main(["train", "-solver", "solver.prototxt"])
+    assert main(["test", "-model", "net.prototxt", "-weights", model, "-iterations", "1"]) == 0
+    assert "Not in the model" not in capsys.readouterr().err
+    assert main(["test", "-model", "net.prototxt", "-weights", model, "-iterations", "1", "-stage", "deep"]) == 0
+    assert said in capsys.readouterr().err
+    assert main(["train", "-solver", "solver.prototxt", "-weights", model, "-stage", "deep"]) == 0
+    assert said in capsys.readouterr().err
 
 
 def test_stages_choose_layers_of_the_training_net_alone_as_in_caffe(capsys: pytest.CaptureFixture[str]) -> None:

@@ -117,7 +117,7 @@ def test_a_mean_file_is_subtracted(tmp_path: Path) -> None:
     net.close()
 
 
-def png(image: NDArray[np.uint8]) -> bytes:
+def png(image: NDArray[Any]) -> bytes:
     file = io.BytesIO()
     PIL.Image.fromarray(image).save(file, "PNG")
     return file.getvalue()
@@ -131,6 +131,19 @@ def test_an_image_file_has_its_channels_as_opencv_has_them() -> None:
     for height, width in ((20, 15), (64, 48), (33, 70)):
         right = cv2.resize(blue_first, (width, height)).transpose(2, 0, 1)
         assert np.abs(resize(decode(png(pixels)), height, width).astype(int) - right).max() <= 1
+
+
+def test_a_grey_image_of_16_bits_is_its_high_bytes_as_opencv_has_it() -> None:
+    cv2 = pytest.importorskip("cv2")
+    file = png(np.arange(0, 65536, 257 * 8, dtype=np.uint16).reshape(1, -1))
+    wanted = cv2.imdecode(np.frombuffer(file, np.uint8), cv2.IMREAD_GRAYSCALE)
+    assert len(np.unique(wanted)) == 32
+    for color, channels in ((None, 1), (False, 1), (True, 3)):
+        np.testing.assert_array_equal(decode(file, color), np.stack([wanted] * channels))
+    tiff = io.BytesIO()
+    PIL.Image.fromarray(np.full((2, 2), 0.5, np.float32)).save(tiff, "TIFF")
+    with pytest.raises(ValueError, match="no grey levels of 8 or 16 bits"):
+        decode(tiff.getvalue())
 
 
 def test_image_data_reads_the_files_of_a_list(tmp_path: Path) -> None:

@@ -55,6 +55,7 @@ def test_a_net_from_text_knows_where_its_layers_are():
         ("AVE", "AVG", r"8: layer 'pool\{\"' \(Pooling\): 'AVG' is no pool; allowed are MAX, AVE, STOCHASTIC"),
         ("num_output: 4", "num_output: four", r"5: layer 'conv' \(Convolution\): .*four"),
         ('name: "small"', 'naam: "small"', r"1: NetParameter has no field 'naam' \(did you mean 'name'\?\)"),
+        ("num_output: 4", "num_output: 4 num_output: 8", r"5: layer 'conv' \(Convolution\): 'num_output' is .* twice"),
         ("> >\n", ">\n", "Expected"),
     ],
 )

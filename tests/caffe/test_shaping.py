@@ -154,6 +154,7 @@ def test_dummy_data_and_parameters(build):
             "no filler 'he'; allowed",
         ),
         ("Tile", "", "tiles is 0"),
+        ("Log", "log_param { base: 1 }", "division by zero"),
         ("DummyData", "dummy_data_param { shape { dim: 1 } num: 1 }", "it has shape, and num"),
         (
             "DummyData",

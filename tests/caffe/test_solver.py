@@ -145,6 +145,20 @@ def test_a_resumed_training_has_the_same_bits(make: Make, kind: str, ending: str
         solver.close()
 
 
+def test_a_state_that_does_not_say_how_often_the_rate_fell_goes_on_at_the_rate_of_its_iteration(make: Make) -> None:
+    """Files of 2014 do not, nor does one that lacks its last two bytes."""
+    whole = make()
+    whole.solve()
+    path = Path("x_iter_4.solverstate")
+    path.write_bytes(path.read_bytes()[:-2])
+    resumed = make("# again")
+    resumed.restore(str(path))
+    resumed.solve()
+    assert bits(resumed) == bits(whole)
+    for solver in (whole, resumed):
+        solver.close()
+
+
 def test_a_test_goes_on_with_the_records_that_follow_after_a_restart_too(
     make: Make, capsys: pytest.CaptureFixture[str]
 ) -> None:

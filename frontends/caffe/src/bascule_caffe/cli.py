@@ -43,8 +43,9 @@ caffe convert: write a model in another format (.safetensors, .pt2, .caffemodel)
   ddlrun -H host1,host2 caffe train -solver s.prototxt      on several hosts
 """
 
-_NO_EFFECT = ("-bvlc", "-threshold", "-engine")  # of Caffe-IBM and Intel's Caffe
-_SWITCHES = ("-bvlc", "-help", "-h", "-version")  # flags without a value
+_DDL_SWITCHES = ("-ddl_update", "-ddl_align", "-ddl_database_restart")
+_NO_EFFECT = ("-bvlc", "-threshold", "-engine", *_DDL_SWITCHES)  # of Caffe-IBM and Intel's Caffe
+_SWITCHES = ("-bvlc", *_DDL_SWITCHES, "-help", "-h", "-version")  # flags without a value
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -171,8 +172,10 @@ def _net(flags: argparse.Namespace, phase: str, log: Log) -> Net:
     _notices(flags, log)
     device = devices.own(devices.named(flags.gpu), Job(), log, wanted=flags.gpu is not None)
     net = Net(parse_text(flags.model, NetParameter), phase, flags.level, _stages(flags), data=Feed()).to(device)
-    for path in flags.weights.split(",") if flags.weights else ():
-        load_model(path.strip(), net)
+    paths = flags.weights.split(",") if flags.weights else []
+    taken = [name for path in paths for name in load_model(path.strip(), net)]
+    if paths and (left := net.left_out(taken)):
+        log.warn("caffe.cpp:155", f"Not in the model, and as their fillers made them: {left}")
     return net
 
 
@@ -189,7 +192,7 @@ def _stages(flags: argparse.Namespace) -> tuple[str, ...]:
 
 def _notices(flags: argparse.Namespace, log: Log) -> None:
     for flag in _NO_EFFECT:
-        if getattr(flags, flag[1:]):
+        if getattr(flags, flag[1:], None):
             log.warn("caffe.cpp:190", f"{flag} has no effect here")
 
 
@@ -208,6 +211,7 @@ def _one_process_a_gpu(gpus: Sequence[int], words: Sequence[str]) -> int:
 
 _FILE, _FILES, _IDS = {"metavar": "FILE"}, {"metavar": "FILES"}, {"metavar": "IDS"}
 _PHASES, _EFFECTS = ("TRAIN", "TEST"), tuple(sorted(EFFECTS))
+_SWITCH: dict[str, Any] = {"action": "store_true"}
 _COMMANDS = {
     "train": (_train, "Train a net as a solver says, or go on from a snapshot."),
     "test": (_test, "Score a model on the data of a net's TEST phase."),
@@ -244,7 +248,8 @@ _FLAGS: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
     ("test time convert", "-stage", "stages of the net's state, separated by commas", {"default": ""}),
     ("time", "-phase", "the phase of the net (TRAIN)", {"choices": _PHASES, "default": "TRAIN"}),
     ("convert", "-phase", "the phase of the net (TEST)", {"choices": _PHASES, "default": "TEST"}),
-    ("train test time", "-bvlc", "accepted, without effect", {"action": "store_true"}),
+    ("train test time", "-bvlc", "accepted, without effect", _SWITCH),
+    *(("train", flag, "accepted, without effect", _SWITCH) for flag in _DDL_SWITCHES),
     ("train test time", "-threshold", "accepted, without effect", {"metavar": "X"}),
     ("train test time", "-engine", "accepted, without effect", {"metavar": "X"}),
 )

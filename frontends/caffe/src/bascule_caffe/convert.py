@@ -72,9 +72,8 @@ def convert(
             f"{module}: `caffe convert` did not write this file, so it does not overwrite it: give -o another name"
         )
     lines = [f"{model_path}: {len(taken)} layers read"]
-    left = [layer.name for layer in net.layers if layer.blobs and layer.name not in taken]
-    if left:
-        lines.append(f"not in the model, and as their fillers made them: {', '.join(left)}")
+    if left := net.left_out(taken):
+        lines.append(f"not in the model, and as their fillers made them: {left}")
     if output.suffix == ".caffemodel":
         write_binary(output, net.to_parameter())
     elif output.suffix == ".pt2":

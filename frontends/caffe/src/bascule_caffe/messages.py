@@ -78,7 +78,7 @@ def parse_string(text: str, kind: type[Message], source: str = "<text>") -> Mess
     blocks: list[_Block] = []
     message = kind()
     try:
-        text_format.Merge(_marked(text, source, blocks), message)
+        text_format.Parse(_marked(text, source, blocks), message)
     except text_format.ParseError as error:
         raise NetError(_explained(error, source, blocks)) from error
     return message
@@ -296,6 +296,8 @@ def _explained(error: text_format.ParseError, source: str, blocks: list[_Block])
     said = re.sub(r"^\d+:\d+ : ('.*': )?", "", str(error))  # less the line's text, which has our marks
     if unknown := re.search(r'"caffe\.(\w+)" has no field named "(\w+)"', said):
         said = no_field(_CLASSES[unknown[1]], unknown[2])
+    elif twice := re.search(r'should not have multiple "(\w+)" fields', said):
+        said = f"'{twice[1]}' is there twice: keep one"
     elif unknown := re.search(r'Enum type "caffe\.(\w+)\.(\w+)" has no value (?:named )?"?(\w+)"?', said):
         values = _CLASSES[unknown[1]].DESCRIPTOR.enum_types_by_name[unknown[2]].values
         said = f"'{unknown[3]}' is no {unknown[2].lower()}; allowed are {', '.join(value.name for value in values)}"

@@ -131,7 +131,7 @@ class Net(nn.Module):
                 layer.tops.append(f"{layer.name} (automatic)")
                 self._hidden.add(layer.tops[0])
             tops = layer.infer(shapes)
-        except (NetError, RuntimeError, IndexError) as error:
+        except (ValueError, ArithmeticError, RuntimeError, IndexError) as error:
             made = [f"'{b}' {dims(self.shapes[b])} of layer '{self._producers[b]}'" for b in parameter.bottom]
             over = f" Its bottoms: {', '.join(made)}." if made else ""
             raise NetError(f"{str(error).rstrip('.')}.{over}") from error
@@ -334,6 +334,10 @@ class Net(nn.Module):
             for blob, array in copies.items():
                 blob.copy_(torch.tensor(array).view(blob.shape))
         return taken
+
+    def left_out(self, taken: Collection[str]) -> str:
+        """The names of the layers with blobs that are not among those that models had, for a message; "" if none."""
+        return ", ".join(f"'{layer.name}'" for layer in self.layers if layer.blobs and layer.name not in taken)
 
     def to_parameter(self) -> Message:
         """The net with its blobs as a NetParameter, as Caffe writes it into a .caffemodel."""

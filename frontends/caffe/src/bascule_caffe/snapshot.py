@@ -31,10 +31,13 @@ from bascule_caffe.optimizers import CaffeOptimizer
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a solver is: its iteration, how often the rate has fallen, and the model that was written with it."""
+    """How far a solver is: its iteration, how often the rate has fallen, and the model that was written with it.
+
+    Files of 2014 and before do not say how often the rate has fallen (None).
+    """
 
     iteration: int
-    current_step: int
+    current_step: int | None
     model: str = ""
 
 
@@ -94,7 +97,8 @@ def load_state(path: str, optimizer: CaffeOptimizer) -> Progress:
         if not state.HasField("iter"):
             raise FileError(f"{path}: is no solver state: it has no iteration")
         histories = [blob_array(blob, path) for blob in state.history]
-        progress = Progress(state.iter, state.current_step, state.learned_net)
+        step = state.current_step if state.HasField("current_step") else None
+        progress = Progress(state.iter, step, state.learned_net)
     _set_histories(path, optimizer, list(histories))
     optimizer.iteration = progress.iteration
     return progress

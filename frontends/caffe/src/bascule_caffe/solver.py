@@ -83,12 +83,15 @@ class Solver:
         """Take the blobs of the layers that models have, too; `paths` are separated by commas."""
         trained = {layer.name for layer in self.net.layers}
         own = [net for net in self.test_nets if any(layer.blobs and layer.name not in trained for layer in net.layers)]
+        taken: list[str] = []
         for path in map(str.strip, paths.split(",")):
             self.log.info("caffe.cpp:155", f"Finetuning from {path}")
-            load_model(path, self.net)
+            taken += load_model(path, self.net)
             for net in own:  # the other test nets share every blob
                 with suppress(NoLayerError):
                     load_model(path, net)
+        if left := self.net.left_out(taken):
+            self.log.info("caffe.cpp:155", f"Not in the model, and as their fillers made them: {left}")
         self.job.broadcast(self.net.state_dict().values())
 
     def restore(self, path: str) -> None:
@@ -99,10 +102,10 @@ class Solver:
             beside = Path(path).parent / Path(progress.model).name  # of a folder that was moved
             model = progress.model if os.path.exists(progress.model) or not beside.exists() else str(beside)
             taken = load_model(model, self.net)
-            layers = (layer.name for layer in self.net.layers if layer.blobs and layer.name not in taken)
-            if missing := ", ".join(f"'{name}'" for name in layers):
+            if missing := self.net.left_out(taken):
                 raise FileError(f"{model}: has no blobs of {missing}: it is the model of another net; see {path}")
-        self.schedule.current_step = progress.current_step
+        fallen = sum(value < progress.iteration for value in self.parameter.stepvalue)
+        self.schedule.current_step = fallen if progress.current_step is None else progress.current_step
         self.iteration = progress.iteration
         self.job.broadcast([*self.net.state_dict().values(), *self.optimizer.histories()])
         self._seek()

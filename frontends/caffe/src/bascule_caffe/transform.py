@@ -71,8 +71,14 @@ def decode(data: bytes, color: bool | None = None) -> Image:
     """
     try:
         with PIL.Image.open(io.BytesIO(data)) as opened:
-            grey = opened.mode in ("1", "L", "I;16", "I") if color is None else not color
-            pixels = np.asarray(opened.convert("L" if grey else "RGB"))
+            deep = opened.mode.startswith("I")  # grey levels of 16 bits
+            grey = opened.mode in ("1", "L") or deep if color is None else not color
+            levels = np.asarray(opened) if deep else np.zeros(1, np.int32)
+            if opened.mode == "F" or levels.max() > 0xFFFF or levels.min() < 0:
+                raise ValueError("its numbers are no grey levels of 8 or 16 bits: use HDF5Data")
+            # The high byte, as OpenCV takes it; Pillow would make everything above 255 white.
+            image: PIL.Image.Image = PIL.Image.fromarray((levels >> 8).astype(np.uint8)) if deep else opened
+            pixels = np.asarray(image.convert("L" if grey else "RGB"))
     except (OSError, SyntaxError) as error:  # Pillow raises SyntaxError for a damaged PNG
         raise ValueError(f"no image can be read ({error})") from None
     return pixels[np.newaxis] if grey else np.ascontiguousarray(pixels[:, :, ::-1].transpose(2, 0, 1))
