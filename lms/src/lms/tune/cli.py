@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from lms.console import say
 from lms.errors import UsageError
 from lms.link.cli import command
-from lms.options import BOUNDS, DEFAULT_FRAC, Options, add_flags, given_words, spelled
+from lms.options import BOUNDS, DEFAULT_FRAC, Options, add_flags, given_words, new_folder, spelled
 from lms.target import Target
 from lms.tune import metric
 from lms.tune.parameters import FORMS, command_line, parse_all
@@ -65,7 +65,7 @@ def add(commands: Commands) -> argparse.ArgumentParser:
     parser.add_argument(
         "--storage", metavar="URL", help=f"the database (default: sqlite:///STUDY.db in this folder) [{STORAGE}]"
     )
-    parser.add_argument("--logs", metavar="DIR", type=Path, help="folder of the trials' logs (default: STUDY.logs)")
+    parser.add_argument("--logs", metavar="DIR", help="folder of the trials' logs (default: STUDY.logs)")
     parser.add_argument("--sampler", metavar="NAME", default="tpe", help="Optuna's, such as random or tpe:seed=1 (tpe)")
     parser.add_argument("--pruner", metavar="NAME", default="nop", help="Optuna's, such as median or hyperband (nop)")
     parser.add_argument(
@@ -96,7 +96,7 @@ def run(args: argparse.Namespace, options: Options, target: Target) -> int:
     passed = given_words(args, but=(*BOUNDS, "tensorboard"))
     name = args.study or Path(target.title).stem
     url = args.storage or os.environ.get(STORAGE) or f"sqlite:///{name}.db"
-    logs = args.logs or Path(f"{name}.logs")
+    logs = new_folder(args.logs or f"{name}.logs", "--logs")
 
     from lms.tune import objective as child  # here, because Optuna takes a second
     from lms.tune import table
