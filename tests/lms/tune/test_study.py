@@ -106,7 +106,7 @@ def test_who_comes_after_an_outage_does_not_take_old_heartbeats_for_death(shared
     assert shared.ask(1, X) is not None
     with sqlite3.connect(tmp_path / "search.db") as database:
         database.execute("UPDATE trial_heartbeats SET heartbeat = '2026-01-01 00:00:00'")
-    late = Study(shared.url, "search", 30, sampler="random", pruner="nop")
+    late = Study(shared.arguments[0], "search", 30, sampler="random", pruner="nop")
     late.create("minimize", {})
     late.recover()
     late.recover()

@@ -104,7 +104,7 @@ def run(args: argparse.Namespace, options: Options, target: Target) -> int:
     from lms.tune.trial import run_command
     from lms.tune.worker import Search, Worker
 
-    study = Study(url, name, args.heartbeat, sampler=args.sampler, pruner=args.pruner)
+    study = Study(url, name, args.heartbeat, args.sampler, args.pruner)
     searched = {
         "parameters": {one.name: one.text for one in parameters},
         "metric": label,
@@ -117,8 +117,7 @@ def run(args: argparse.Namespace, options: Options, target: Target) -> int:
         if options.tensorboard is not None:  # each trial is a run of its own there
             bound += ["--tensorboard", str(options.tensorboard / f"trial-{trial.number:04}")]
         if objective:
-            variables = child.environment(study, trial._trial_id, args.heartbeat, args.sampler, args.pruner)
-            return [sys.executable, "-m", "lms.tune", *bound, target.name], variables
+            return [sys.executable, "-m", "lms.tune", *bound, target.name], child.environment(study, trial._trial_id)
         return run_command(bound, command_line(target, trial.params), args.ranks), {}
 
     each = f"{args.at_once} at once, each with {shlex.join(bounds[0])}"
@@ -133,7 +132,6 @@ def run(args: argparse.Namespace, options: Options, target: Target) -> int:
             pattern=pattern,
             pruned=child.PRUNED if objective else None,
             logs=logs,
-            heartbeat=args.heartbeat,
             gently=args.ranks > 1,
             command=trial_command,
         ),

@@ -79,16 +79,20 @@ class Study:
     """
 
     def __init__(
-        self, url: str, name: str, heartbeat: int, *, sampler: str, pruner: str, patience: float = _PATIENCE
+        self, url: str, name: str, heartbeat: int, sampler: str, pruner: str, *, patience: float = _PATIENCE
     ) -> None:
         """`heartbeat` is in seconds; a trial without one for four times as long is taken for dead.
 
         A database that is away is waited for, `patience` seconds. Raises UsageError, LMSError.
         """
         optuna.logging.set_verbosity(optuna.logging.ERROR)
-        self.url, self.name = url, name
-        self.grace = 4 * heartbeat
-        self._samplers = chosen(optuna.samplers, "Sampler", sampler), chosen(optuna.pruners, "Pruner", pruner)
+        self.arguments = url, name, heartbeat, sampler, pruner  # for the process of a trial
+        self.name, self.heartbeat, self.grace = name, heartbeat, 4 * heartbeat
+        self._settings: dict[str, Any] = {
+            "study_name": name,
+            "sampler": chosen(optuna.samplers, "Sampler", sampler),
+            "pruner": chosen(optuna.pruners, "Pruner", pruner),
+        }
         self.storage = opened(url, heartbeat, self.grace, self._lost, patience=patience)
         self.shown = shown(url)
         self._seen: set[int] = set()  # the trials that were given a heartbeat, by their ids
@@ -96,14 +100,8 @@ class Study:
 
     def create(self, direction: Direction, search: Mapping[str, object]) -> None:
         """Make the study, or join it. `search` is JSON. Raises UsageError if the study searches something else."""
-        sampler, pruner = self._samplers
         self._study = optuna.create_study(
-            storage=self.storage,
-            study_name=self.name,
-            direction=direction,
-            load_if_exists=True,
-            sampler=sampler,
-            pruner=pruner,
+            storage=self.storage, direction=direction, load_if_exists=True, **self._settings
         )
         asked = json.loads(json.dumps({**search, "direction": direction}))
         found = self._study.user_attrs.get(_SEARCH)
@@ -118,9 +116,7 @@ class Study:
 
     def load(self, trial_id: int) -> Trial:
         """The running trial `trial_id`, in the process that does it."""
-        sampler, pruner = self._samplers
-        study = optuna.load_study(storage=self.storage, study_name=self.name, sampler=sampler, pruner=pruner)
-        return Trial(study, trial_id)
+        return Trial(optuna.load_study(storage=self.storage, **self._settings), trial_id)
 
     @property
     def direction(self) -> StudyDirection:

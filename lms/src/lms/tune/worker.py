@@ -42,7 +42,6 @@ class Search:
     pattern: re.Pattern[str]
     pruned: str | None  # the line that an objective's process prints if it gave itself up; None: we ask the pruner
     logs: Path
-    heartbeat: int  # seconds
     gently: bool
     command: Callable[[Trial, bool], tuple[list[str], dict[str, str]]]
 
@@ -62,7 +61,7 @@ class Worker:
 
     def __init__(self, study: Study, search: Search) -> None:
         self._study, self._search = study, search
-        self._distributions = {one.name: one.distribution() for one in search.parameters}
+        self._distributions = {one.name: one.distribution for one in search.parameters}
         self._running: list[Running] = []
         self._below: list[Trial] = []  # those that wait to be tried alone
         self._beaten = float("-inf")
@@ -99,7 +98,7 @@ class Worker:
         return results >= self._search.trials
 
     def _beat(self) -> None:
-        if time.monotonic() - self._beaten < self._search.heartbeat:
+        if time.monotonic() - self._beaten < self._study.heartbeat:
             return
         self._study.beat([*(one.trial for one in self._running), *self._below])
         self._study.recover()
