@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import wraps
 from inspect import isfunction
+from itertools import count
 from typing import Any
 
 import optuna
@@ -69,42 +70,30 @@ class Storage(RDBStorage):
         return []
 
 
-def _waited(
-    call: Callable[[], Any], url: str, passes: Callable[[BaseException, float], bool], refusal: str, silent: float = 0
-) -> Any:
-    """What `call` returns, as soon as the database lets it. After `silent` seconds we say that it does not.
-
-    `passes` says of the database's error, and the seconds so far, whether to call again. Otherwise raises LMSError with
-    `refusal`, which has {} for the error.
-    """
-    began, said = time.monotonic(), -math.inf
-    while True:
-        try:
-            result = call()
-        except (StorageInternalError, DBAPIError) as error:
-            cause, now = _cause(error), time.monotonic()
-            if not passes(cause, now - began):
-                raise LMSError(f"--storage={shown(url)!r}: {refusal.format(_reason(cause))}") from None
-            if now - began >= silent and now - said > _NEWS:
-                said = now
-                say(f"the database does not answer ({_reason(cause)}); waiting for it")
-            time.sleep(_PAUSE)
-        else:
-            if said > 0:
-                say(f"the database answers again, after {format_seconds(time.monotonic() - began)}")
-            return result
-
-
 def _patiently(method: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(method)
     def patiently(self: Storage, *args: Any, **keywords: Any) -> Any:
-        return _waited(
-            lambda: method(self, *args, **keywords),
-            self.url,
-            lambda cause, _: self.patient and _passes(cause),
-            "{}. The search cannot go on; when the database is right, start the same command again: it goes on where "
-            "it ended",
-        )
+        began = said = 0.0
+        while True:
+            try:
+                result = method(self, *args, **keywords)
+            except StorageInternalError as error:
+                cause = _cause(error)
+                if not self.patient or not _passes(cause):
+                    raise LMSError(
+                        f"--storage={shown(self.url)!r}: {_reason(cause)}. The search cannot go on; when the "
+                        "database is right, start the same command again: it goes on where it ended"
+                    ) from None
+                now = time.monotonic()
+                began = began or now
+                if not said or now - said > _NEWS:
+                    said = now
+                    say(f"the database does not answer ({_reason(cause)}); waiting for it")
+                time.sleep(_PAUSE)
+            else:
+                if began:
+                    say(f"the database answers again, after {format_seconds(time.monotonic() - began)}")
+                return result
 
     return patiently
 
@@ -124,32 +113,37 @@ def opened(
     check_url(url)
     sqlite = url.startswith("sqlite")
     settings: dict[str, Any] = {"connect_args": {"timeout": 5}} if sqlite else {"pool_pre_ping": True}
-
-    def passes(cause: BaseException, waited: float) -> bool:
-        missing = _NO_FILE in str(cause) and waited < _SILENT and patience < math.inf
-        return waited < patience and not _is_final(cause) and not missing
-
-    def connect() -> Storage:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ExperimentalWarning)
-            return Storage(
-                url,
-                settings,
-                heartbeat_interval=heartbeat,
-                grace_period=grace,
-                heartbeat_stale_trial_callback=lost,
-            )
-
-    try:
-        storage: Storage = _waited(connect, url, passes, "it cannot be opened: {}", silent=_SILENT)
-    except ImportError as error:
-        driver = _reason(error.__cause__ or error)
-        raise UsageError(
-            f"--storage={shown(url)!r}: the database's driver cannot be loaded ({driver}); install it, or for "
-            "PostgreSQL `pip install 'psycopg[binary]'` and give a URL that begins with postgresql+psycopg://"
-        ) from None
-    except (sqlalchemy.exc.ArgumentError, sqlalchemy.exc.NoSuchModuleError) as error:
-        raise UsageError(f"--storage={shown(url)!r}: {_reason(error)}; {_WANTED}") from None
+    begin, said = time.monotonic(), False
+    for done in count(1):
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", ExperimentalWarning)
+                storage = Storage(
+                    url,
+                    settings,
+                    heartbeat_interval=heartbeat,
+                    grace_period=grace,
+                    heartbeat_stale_trial_callback=lost,
+                )
+            break
+        except ImportError as error:
+            driver = _reason(error.__cause__ or error)
+            raise UsageError(
+                f"--storage={shown(url)!r}: the database's driver cannot be loaded ({driver}); install it, or for "
+                "PostgreSQL `pip install 'psycopg[binary]'` and give a URL that begins with postgresql+psycopg://"
+            ) from None
+        except (sqlalchemy.exc.ArgumentError, sqlalchemy.exc.NoSuchModuleError) as error:
+            raise UsageError(f"--storage={shown(url)!r}: {_reason(error)}; {_WANTED}") from None
+        except (StorageInternalError, DBAPIError) as error:
+            cause = _cause(error)
+            waited = time.monotonic() - begin
+            missing = _NO_FILE in str(cause) and done == 1 and patience < math.inf
+            if waited >= patience or _is_final(cause) or missing:
+                raise LMSError(f"--storage={shown(url)!r}: it cannot be opened: {_reason(cause)}") from None
+            if waited >= _SILENT and not said:
+                said = True
+                say(f"the database does not answer ({_reason(cause)}); waiting for it")
+            time.sleep(_PAUSE)
     if sqlite:
         # Python's driver begins a transaction at its first write. Two workers would both read that a trial is free.
         sqlalchemy.event.listen(storage.engine, "connect", _no_implicit_begin)
