@@ -10,7 +10,7 @@ from sqlalchemy.exc import InternalError, OperationalError
 
 from lms.errors import LMSError, UsageError
 from lms.tune import storage, study
-from lms.tune.storage import _passes, check_url
+from lms.tune.storage import _passes
 from lms.tune.study import Study, chosen, counted
 
 
@@ -20,13 +20,13 @@ from lms.tune.study import Study, chosen, counted
         ("journal.log", "^--storage='journal.log': .* no heartbeats"),
         ("journal+file:///a", "no heartbeats"),
         ("redis://host", "no heartbeats"),
-        ("search.db", "no URL"),
+        ("search.db", "expected a database, such as sqlite:///search.db"),
         ("sqlite:///:memory:", "would end with this process"),
     ],
 )
 def test_what_cannot_hold_a_search_is_refused_with_the_reason(url: str, words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        check_url(url)
+        Study(url, "search", 30, "tpe", "nop")
 
 
 def test_samplers_and_pruners_are_found_by_name_with_their_arguments() -> None:

@@ -101,7 +101,6 @@ def run(args: argparse.Namespace, options: Options, target: Target) -> int:
     from lms.tune import objective as child  # here, because Optuna takes a second
     from lms.tune import table
     from lms.tune.study import Study
-    from lms.tune.trial import run_command
     from lms.tune.worker import Search, Worker
 
     study = Study(url, name, args.heartbeat, args.sampler, args.pruner)
@@ -112,13 +111,16 @@ def run(args: argparse.Namespace, options: Options, target: Target) -> int:
     }
     study.create(args.direction, searched)
 
+    ranks = ["-np", str(args.ranks)] if args.ranks > 1 else []
+
     def trial_command(trial: Trial, alone: bool) -> tuple[list[str], dict[str, str]]:
         bound = [*(bounds[1] if alone else bounds[0]), *passed]
         if options.tensorboard is not None:  # each trial is a run of its own there
             bound += ["--tensorboard", str(options.tensorboard / f"trial-{trial.number:04}")]
         if objective:
             return [sys.executable, "-m", "lms.tune", *bound, target.name], child.environment(study, trial._trial_id)
-        return run_command(bound, command_line(target, trial.params), args.ranks), {}
+        job = [str(Path(sys.executable).with_name("ddlrun")), *ranks] if ranks else []
+        return [*job, sys.executable, "-m", "lms", "run", *bound, *command_line(target, trial.params)], {}
 
     each = f"{args.at_once} at once, each with {shlex.join(bounds[0])}"
     say(f"study {name}, {each}; logs in {logs}; page: optuna-dashboard {study.shown}")
@@ -132,7 +134,7 @@ def run(args: argparse.Namespace, options: Options, target: Target) -> int:
             pattern=pattern,
             pruned=child.PRUNED if objective else None,
             logs=logs,
-            gently=args.ranks > 1,
+            gently=bool(ranks),
             command=trial_command,
         ),
     )
@@ -145,9 +147,9 @@ def run(args: argparse.Namespace, options: Options, target: Target) -> int:
     if objective:
         print(f"\nbest: {table.settings(best.params)}")
     else:
-        ranks = ["ddlrun", "-np", str(args.ranks)] if args.ranks > 1 else []
+        job = ["ddlrun", *ranks] if ranks else []
         words = command_line(target, best.params)
-        print(f"\nbest: {shlex.join([*ranks, 'lms', 'run', *bounds[0], *passed, *words])}")
+        print(f"\nbest: {shlex.join([*job, 'lms', 'run', *bounds[0], *passed, *words])}")
     return 0
 
 

@@ -52,8 +52,9 @@ class Parameter:
         log = kind.startswith("log")
         if log and low <= 0:
             raise _refused(text, "a logarithmic range begins above 0")
-        distribution = IntDistribution if number is int else FloatDistribution
-        return cls(name, rest, distribution(low, high, log=log))
+        if number is int:
+            return cls(name, rest, IntDistribution(int(low), int(high), log=log))
+        return cls(name, rest, FloatDistribution(low, high, log=log))
 
 
 def _refused(text: str, why: str) -> UsageError:

@@ -13,7 +13,6 @@ from typing import Any, Literal
 
 import optuna
 from optuna.exceptions import ExperimentalWarning, UpdateFinishedTrialError
-from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from lms.console import say
@@ -62,9 +61,7 @@ def chosen(module: ModuleType, noun: str, text: str) -> Any:
         words = ast.parse(f"f({rest})", mode="eval").body
         assert isinstance(words, ast.Call)
         keywords = {word.arg or "": ast.literal_eval(word.value) for word in words.keywords}
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ExperimentalWarning)
-            return getattr(module, known[short])(*map(ast.literal_eval, words.args), **keywords)
+        return getattr(module, known[short])(*map(ast.literal_eval, words.args), **keywords)
     except ImportError as error:
         raise UsageError(f"{option}: {error}") from None
     except (SyntaxError, TypeError, ValueError) as error:
@@ -86,6 +83,7 @@ class Study:
         A database that is away is waited for, `patience` seconds. Raises UsageError, LMSError.
         """
         optuna.logging.set_verbosity(optuna.logging.ERROR)
+        warnings.simplefilter("ignore", ExperimentalWarning)
         self.arguments = url, name, heartbeat, sampler, pruner  # for the process of a trial
         self.name, self.heartbeat, self.grace = name, heartbeat, 4 * heartbeat
         self._settings: dict[str, Any] = {
@@ -103,6 +101,7 @@ class Study:
         self._study = optuna.create_study(
             storage=self.storage, direction=direction, load_if_exists=True, **self._settings
         )
+        self.direction = self._study.direction
         asked = json.loads(json.dumps({**search, "direction": direction}))
         found = self._study.user_attrs.get(_SEARCH)
         if found is None and not self.trials():
@@ -117,11 +116,6 @@ class Study:
     def load(self, trial_id: int) -> Trial:
         """The running trial `trial_id`, in the process that does it."""
         return Trial(optuna.load_study(storage=self.storage, **self._settings), trial_id)
-
-    @property
-    def direction(self) -> StudyDirection:
-        """Whether the metric is minimized or maximized."""
-        return self._study.direction
 
     def trials(self) -> list[FrozenTrial]:
         """All trials, as they are now."""
@@ -209,9 +203,7 @@ class Study:
                 self._seen.add(one._trial_id)
                 self.storage.record_heartbeat(one._trial_id)
         if time.monotonic() - now < self.grace / 2:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", ExperimentalWarning)
-                optuna.storages.fail_stale_trials(self._study)
+            optuna.storages.fail_stale_trials(self._study)
 
     def _lost(self, _: optuna.Study, trial: FrozenTrial) -> None:
         self.again(trial, f"nothing was heard of its worker for {self.grace} s")

@@ -91,11 +91,13 @@ class Worker:
             return False
         trials = self._study.trials()
         results = _results(trials)
-        running = [one for one in trials if one.state == TrialState.RUNNING]
-        if not self._waiting and running and results + len(running) >= self._search.trials:
+        if results >= self._search.trials:
+            return True
+        running = sum(one.state == TrialState.RUNNING for one in trials)
+        if not self._waiting and results + running >= self._search.trials:
             self._waiting = True
-            say(f"waiting for {plural(len(running), 'trial')} of other workers, alive or dead")
-        return results >= self._search.trials
+            say(f"waiting for {plural(running, 'trial')} of other workers, alive or dead")
+        return False
 
     def _beat(self) -> None:
         if time.monotonic() - self._beaten < self._study.heartbeat:
