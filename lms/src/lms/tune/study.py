@@ -83,7 +83,7 @@ class Study:
         A database that is away is waited for, `patience` seconds. Raises UsageError, LMSError.
         """
         optuna.logging.set_verbosity(optuna.logging.ERROR)
-        warnings.simplefilter("ignore", ExperimentalWarning)
+        warnings.simplefilter("ignore", ExperimentalWarning)  # heartbeats, and some samplers
         self.arguments = url, name, heartbeat, sampler, pruner  # for the process of a trial
         self.name, self.heartbeat, self.grace = name, heartbeat, 4 * heartbeat
         self._settings: dict[str, Any] = {
