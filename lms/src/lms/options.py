@@ -106,7 +106,8 @@ def _address(value: object, name: str) -> str:
         ) from None
 
 
-def _new_folder(value: object, name: str) -> Path:
+def new_folder(value: object, name: str) -> Path:
+    """The folder that option `name` gives: files can be made in it, or it can be made. Raises UsageError."""
     if not isinstance(value, (str, os.PathLike)) or not os.fspath(value):
         raise UsageError(f"{name}={value!r}: expected the path of a folder, which is made if it is missing")
     folder = Path(os.fspath(value))
@@ -210,7 +211,7 @@ class Options:
     )
     tensorboard: Path | None = _option(  # noqa: RUF009  # it is a field
         None,
-        _new_folder,
+        new_folder,
         "DIR",
         "write the figures to this folder once a second, for TensorBoard; each of several ranks has its own in it",
     )

@@ -39,13 +39,18 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["--storage", "journal.log", "objective.py"], "no heartbeats"),
         (["--sampler", "best", "objective.py"], "unknown"),
         ([*PARAM, "--metric", "a", "missing.py"], "no such file"),
+        ([*PARAM, "--metric", "a", "--logs", "train.py", "train.py"], "--logs='train.py': 'train.py' is not a folder"),
+        ([*PARAM, "--metric", "a", "--logs", "/proc/a", "train.py"], "--logs='/proc/a': no file can be made"),
     ],
 )
-def test_wrong_usage_is_refused_in_one_line(argv: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_usage_is_refused_in_one_line_before_a_study_is_made(
+    argv: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert cli.main(["tune", *argv]) == 2
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
     assert words in err
+    assert not list(Path().glob("*.db"))
 
 
 @pytest.mark.parametrize(

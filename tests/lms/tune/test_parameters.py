@@ -7,7 +7,6 @@ from lms.tune.parameters import command_line, parse_all
 
 
 def test_each_kind_is_the_distribution_of_optuna_that_it_names() -> None:
-
     texts = [
         "lr=loguniform:1e-5:1e-1",
         "drop=uniform:0:0.5",
@@ -16,7 +15,7 @@ def test_each_kind_is_the_distribution_of_optuna_that_it_names() -> None:
         "--opt=choice:a,b",
     ]
     kinds = optuna.distributions
-    assert {one.name: one.distribution() for one in parse_all(texts)} == {
+    assert {one.name: one.distribution for one in parse_all(texts)} == {
         "lr": kinds.FloatDistribution(1e-5, 1e-1, log=True),
         "drop": kinds.FloatDistribution(0, 0.5),
         "width": kinds.IntDistribution(16, 512),

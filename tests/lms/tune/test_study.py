@@ -10,7 +10,7 @@ from sqlalchemy.exc import InternalError, OperationalError
 
 from lms.errors import LMSError, UsageError
 from lms.tune import storage, study
-from lms.tune.storage import _passes, check_url
+from lms.tune.storage import _passes
 from lms.tune.study import Study, chosen, counted
 
 
@@ -20,13 +20,13 @@ from lms.tune.study import Study, chosen, counted
         ("journal.log", "^--storage='journal.log': .* no heartbeats"),
         ("journal+file:///a", "no heartbeats"),
         ("redis://host", "no heartbeats"),
-        ("search.db", "no URL"),
+        ("search.db", "expected a database, such as sqlite:///search.db"),
         ("sqlite:///:memory:", "would end with this process"),
     ],
 )
 def test_what_cannot_hold_a_search_is_refused_with_the_reason(url: str, words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        check_url(url)
+        Study(url, "search", 30, "tpe", "nop")
 
 
 def test_samplers_and_pruners_are_found_by_name_with_their_arguments() -> None:
@@ -106,7 +106,7 @@ def test_who_comes_after_an_outage_does_not_take_old_heartbeats_for_death(shared
     assert shared.ask(1, X) is not None
     with sqlite3.connect(tmp_path / "search.db") as database:
         database.execute("UPDATE trial_heartbeats SET heartbeat = '2026-01-01 00:00:00'")
-    late = Study(shared.url, "search", 30, sampler="random", pruner="nop")
+    late = Study(shared.arguments[0], "search", 30, sampler="random", pruner="nop")
     late.create("minimize", {})
     late.recover()
     late.recover()

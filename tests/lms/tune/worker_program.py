@@ -21,7 +21,6 @@ Worker(
         pattern=named("loss"),
         pruned=None,
         logs=Path("logs"),
-        heartbeat=1,
         gently=False,
         command=lambda trial, _: ([sys.executable, "-S", program, str(trial.params["x"])], {}),
     ),

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from lms.console import say
 from lms.errors import UsageError
 from lms.link.cli import command
-from lms.options import BOUNDS, DEFAULT_FRAC, Options, add_flags, given_words, spelled
+from lms.options import BOUNDS, DEFAULT_FRAC, Options, add_flags, given_words, new_folder, spelled
 from lms.target import Target
 from lms.tune import metric
 from lms.tune.parameters import FORMS, command_line, parse_all
@@ -65,7 +65,7 @@ def add(commands: Commands) -> argparse.ArgumentParser:
     parser.add_argument(
         "--storage", metavar="URL", help=f"the database (default: sqlite:///STUDY.db in this folder) [{STORAGE}]"
     )
-    parser.add_argument("--logs", metavar="DIR", type=Path, help="folder of the trials' logs (default: STUDY.logs)")
+    parser.add_argument("--logs", metavar="DIR", help="folder of the trials' logs (default: STUDY.logs)")
     parser.add_argument("--sampler", metavar="NAME", default="tpe", help="Optuna's, such as random or tpe:seed=1 (tpe)")
     parser.add_argument("--pruner", metavar="NAME", default="nop", help="Optuna's, such as median or hyperband (nop)")
     parser.add_argument(
@@ -96,15 +96,14 @@ def run(args: argparse.Namespace, options: Options, target: Target) -> int:
     passed = given_words(args, but=(*BOUNDS, "tensorboard"))
     name = args.study or Path(target.title).stem
     url = args.storage or os.environ.get(STORAGE) or f"sqlite:///{name}.db"
-    logs = args.logs or Path(f"{name}.logs")
+    logs = new_folder(args.logs or f"{name}.logs", "--logs")
 
     from lms.tune import objective as child  # here, because Optuna takes a second
     from lms.tune import table
     from lms.tune.study import Study
-    from lms.tune.trial import run_command
     from lms.tune.worker import Search, Worker
 
-    study = Study(url, name, args.heartbeat, sampler=args.sampler, pruner=args.pruner)
+    study = Study(url, name, args.heartbeat, args.sampler, args.pruner)
     searched = {
         "parameters": {one.name: one.text for one in parameters},
         "metric": label,
@@ -112,14 +111,16 @@ def run(args: argparse.Namespace, options: Options, target: Target) -> int:
     }
     study.create(args.direction, searched)
 
+    ranks = ["-np", str(args.ranks)] if args.ranks > 1 else []
+
     def trial_command(trial: Trial, alone: bool) -> tuple[list[str], dict[str, str]]:
         bound = [*(bounds[1] if alone else bounds[0]), *passed]
         if options.tensorboard is not None:  # each trial is a run of its own there
             bound += ["--tensorboard", str(options.tensorboard / f"trial-{trial.number:04}")]
         if objective:
-            variables = child.environment(study, trial._trial_id, args.heartbeat, args.sampler, args.pruner)
-            return [sys.executable, "-m", "lms.tune", *bound, target.name], variables
-        return run_command(bound, command_line(target, trial.params), args.ranks), {}
+            return [sys.executable, "-m", "lms.tune", *bound, target.name], child.environment(study, trial._trial_id)
+        job = [str(Path(sys.executable).with_name("ddlrun")), *ranks] if ranks else []
+        return [*job, sys.executable, "-m", "lms", "run", *bound, *command_line(target, trial.params)], {}
 
     each = f"{args.at_once} at once, each with {shlex.join(bounds[0])}"
     say(f"study {name}, {each}; logs in {logs}; page: optuna-dashboard {study.shown}")
@@ -133,8 +134,7 @@ def run(args: argparse.Namespace, options: Options, target: Target) -> int:
             pattern=pattern,
             pruned=child.PRUNED if objective else None,
             logs=logs,
-            heartbeat=args.heartbeat,
-            gently=args.ranks > 1,
+            gently=bool(ranks),
             command=trial_command,
         ),
     )
@@ -147,9 +147,9 @@ def run(args: argparse.Namespace, options: Options, target: Target) -> int:
     if objective:
         print(f"\nbest: {table.settings(best.params)}")
     else:
-        ranks = ["ddlrun", "-np", str(args.ranks)] if args.ranks > 1 else []
+        job = ["ddlrun", *ranks] if ranks else []
         words = command_line(target, best.params)
-        print(f"\nbest: {shlex.join([*ranks, 'lms', 'run', *bounds[0], *passed, *words])}")
+        print(f"\nbest: {shlex.join([*job, 'lms', 'run', *bounds[0], *passed, *words])}")
     return 0
 
 

@@ -17,14 +17,14 @@ VARIABLE = "LMS_TUNE_TRIAL"  # the environment variable that says which trial: a
 PRUNED = "lms tune: pruned"
 
 
-def environment(study: Study, trial_id: int, heartbeat: int, sampler: str, pruner: str) -> dict[str, str]:
+def environment(study: Study, trial_id: int) -> dict[str, str]:
     """What the process of a trial needs to know, as variables."""
-    return {VARIABLE: json.dumps([study.url, study.name, heartbeat, sampler, pruner, trial_id])}
+    return {VARIABLE: json.dumps([*study.arguments, trial_id])}
 
 
 def main() -> None:
     """Do the trial."""
-    url, name, heartbeat, sampler, pruner, trial_id = json.loads(os.environ[VARIABLE])
+    *arguments, trial_id = json.loads(os.environ[VARIABLE])
     path = Path(sys.argv[1]).absolute()
     sys.path.insert(0, str(path.parent))
     spec = spec_from_file_location(path.stem, path)
@@ -32,7 +32,7 @@ def main() -> None:
     assert spec.loader is not None
     # However long the database is away, the worker waits for it too. First, because the file may go to another folder,
     # and the URL may be relative.
-    trial = Study(url, name, heartbeat, sampler=sampler, pruner=pruner, patience=math.inf).load(trial_id)
+    trial = Study(*arguments, patience=math.inf).load(trial_id)
     module = module_from_spec(spec)
     sys.modules[path.stem] = module
     spec.loader.exec_module(module)

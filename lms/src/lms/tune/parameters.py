@@ -21,50 +21,40 @@ FORMS = (
 
 @dataclass(frozen=True)
 class Parameter:
-    """What `--param` says: a range from `low` to `high`, both included, or `choices`. `text` is as it was written."""
+    """What `--param` says: a name, and its range as it was written (`text`) and as Optuna has it."""
 
     name: str
-    kind: str
     text: str
-    low: float = 0
-    high: float = 0
-    choices: tuple[str, ...] = ()
+    distribution: BaseDistribution
 
     @classmethod
     def parse(cls, text: str) -> Parameter:
         """The parameter that `text` describes. Raises UsageError that shows every form."""
+        from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
         name, equals, rest = text.partition("=")
         kind, _, values = rest.partition(":")
         if not equals or not name.strip("-") or kind not in KINDS:
             raise _refused(text, f"expected NAME=KIND:VALUES with a kind of {', '.join(KINDS)}")
         name = name.strip("-")
         if kind == "choice":
-            choices = tuple(values.split(","))
+            choices = values.split(",")
             if len(set(choices)) < len(choices) or "" in choices:
                 raise _refused(text, "expected choices that differ, separated by commas")
-            return cls(name, kind, rest, choices=choices)
-        number = int if kind.endswith("int") else float
+            return cls(name, rest, CategoricalDistribution(choices))
+        number, noun = (int, "whole numbers") if kind.endswith("int") else (float, "numbers")
         try:
             low, high = (number(value) for value in values.split(":"))
         except ValueError:
-            noun = "whole numbers" if number is int else "numbers"
             raise _refused(text, f"expected {kind}:LOW:HIGH, two {noun}") from None
         if not 0 < high - low < float("inf"):  # NaN fails this too
             raise _refused(text, f"expected a finite range that ends above {low}")
-        if kind.startswith("log") and low <= 0:
+        log = kind.startswith("log")
+        if log and low <= 0:
             raise _refused(text, "a logarithmic range begins above 0")
-        return cls(name, kind, rest, low, high)
-
-    def distribution(self) -> BaseDistribution:
-        """The same as Optuna writes it."""
-        from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
-
-        if self.kind == "choice":
-            return CategoricalDistribution(self.choices)
-        log = self.kind.startswith("log")
-        if self.kind.endswith("int"):
-            return IntDistribution(int(self.low), int(self.high), log=log)
-        return FloatDistribution(self.low, self.high, log=log)
+        if number is int:
+            return cls(name, rest, IntDistribution(int(low), int(high), log=log))
+        return cls(name, rest, FloatDistribution(low, high, log=log))
 
 
 def _refused(text: str, why: str) -> UsageError:

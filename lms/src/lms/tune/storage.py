@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 import time
-import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from functools import wraps
@@ -15,7 +14,7 @@ from typing import Any
 
 import optuna
 import sqlalchemy
-from optuna.exceptions import ExperimentalWarning, StorageInternalError
+from optuna.exceptions import StorageInternalError
 from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial
 from sqlalchemy.exc import DBAPIError, InterfaceError, InternalError, OperationalError, PendingRollbackError
@@ -39,15 +38,13 @@ _SILENT = 5.0  # seconds before a word about a database that does not open: work
 
 
 def check_url(url: str) -> None:
-    """Refuse what is no database, or none that every worker sees. Raises UsageError."""
-    scheme, colon, _ = url.partition("://")
+    """Refuse a database without heartbeats, or one that no other process sees. Raises UsageError."""
+    scheme = url.partition("://")[0]
     if "journal" in scheme.lower() or scheme.startswith("redis"):
         raise UsageError(
             f"--storage={shown(url)!r}: Optuna's journal has no heartbeats, so a trial whose worker was killed would "
             f"stay RUNNING in it for ever; {_WANTED}"
         )
-    if not colon:
-        raise UsageError(f"--storage={url!r}: no URL; {_WANTED}")
     if url in ("sqlite://", "sqlite:///") or ":memory:" in url:
         raise UsageError(f"--storage={url!r}: it would end with this process; {_WANTED}")
 
@@ -116,15 +113,13 @@ def opened(
     begin, said = time.monotonic(), False
     for done in count(1):
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", ExperimentalWarning)
-                storage = Storage(
-                    url,
-                    settings,
-                    heartbeat_interval=heartbeat,
-                    grace_period=grace,
-                    heartbeat_stale_trial_callback=lost,
-                )
+            storage = Storage(
+                url,
+                settings,
+                heartbeat_interval=heartbeat,
+                grace_period=grace,
+                heartbeat_stale_trial_callback=lost,
+            )
             break
         except ImportError as error:
             driver = _reason(error.__cause__ or error)

@@ -13,7 +13,6 @@ from typing import Any, Literal
 
 import optuna
 from optuna.exceptions import ExperimentalWarning, UpdateFinishedTrialError
-from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from lms.console import say
@@ -62,9 +61,7 @@ def chosen(module: ModuleType, noun: str, text: str) -> Any:
         words = ast.parse(f"f({rest})", mode="eval").body
         assert isinstance(words, ast.Call)
         keywords = {word.arg or "": ast.literal_eval(word.value) for word in words.keywords}
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ExperimentalWarning)
-            return getattr(module, known[short])(*map(ast.literal_eval, words.args), **keywords)
+        return getattr(module, known[short])(*map(ast.literal_eval, words.args), **keywords)
     except ImportError as error:
         raise UsageError(f"{option}: {error}") from None
     except (SyntaxError, TypeError, ValueError) as error:
@@ -79,16 +76,21 @@ class Study:
     """
 
     def __init__(
-        self, url: str, name: str, heartbeat: int, *, sampler: str, pruner: str, patience: float = _PATIENCE
+        self, url: str, name: str, heartbeat: int, sampler: str, pruner: str, *, patience: float = _PATIENCE
     ) -> None:
         """`heartbeat` is in seconds; a trial without one for four times as long is taken for dead.
 
         A database that is away is waited for, `patience` seconds. Raises UsageError, LMSError.
         """
         optuna.logging.set_verbosity(optuna.logging.ERROR)
-        self.url, self.name = url, name
-        self.grace = 4 * heartbeat
-        self._samplers = chosen(optuna.samplers, "Sampler", sampler), chosen(optuna.pruners, "Pruner", pruner)
+        warnings.simplefilter("ignore", ExperimentalWarning)  # heartbeats, and some samplers
+        self.arguments = url, name, heartbeat, sampler, pruner  # for the process of a trial
+        self.name, self.heartbeat, self.grace = name, heartbeat, 4 * heartbeat
+        self._settings: dict[str, Any] = {
+            "study_name": name,
+            "sampler": chosen(optuna.samplers, "Sampler", sampler),
+            "pruner": chosen(optuna.pruners, "Pruner", pruner),
+        }
         self.storage = opened(url, heartbeat, self.grace, self._lost, patience=patience)
         self.shown = shown(url)
         self._seen: set[int] = set()  # the trials that were given a heartbeat, by their ids
@@ -96,15 +98,10 @@ class Study:
 
     def create(self, direction: Direction, search: Mapping[str, object]) -> None:
         """Make the study, or join it. `search` is JSON. Raises UsageError if the study searches something else."""
-        sampler, pruner = self._samplers
         self._study = optuna.create_study(
-            storage=self.storage,
-            study_name=self.name,
-            direction=direction,
-            load_if_exists=True,
-            sampler=sampler,
-            pruner=pruner,
+            storage=self.storage, direction=direction, load_if_exists=True, **self._settings
         )
+        self.direction = self._study.direction
         asked = json.loads(json.dumps({**search, "direction": direction}))
         found = self._study.user_attrs.get(_SEARCH)
         if found is None and not self.trials():
@@ -118,14 +115,7 @@ class Study:
 
     def load(self, trial_id: int) -> Trial:
         """The running trial `trial_id`, in the process that does it."""
-        sampler, pruner = self._samplers
-        study = optuna.load_study(storage=self.storage, study_name=self.name, sampler=sampler, pruner=pruner)
-        return Trial(study, trial_id)
-
-    @property
-    def direction(self) -> StudyDirection:
-        """Whether the metric is minimized or maximized."""
-        return self._study.direction
+        return Trial(optuna.load_study(storage=self.storage, **self._settings), trial_id)
 
     def trials(self) -> list[FrozenTrial]:
         """All trials, as they are now."""
@@ -213,9 +203,7 @@ class Study:
                 self._seen.add(one._trial_id)
                 self.storage.record_heartbeat(one._trial_id)
         if time.monotonic() - now < self.grace / 2:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", ExperimentalWarning)
-                optuna.storages.fail_stale_trials(self._study)
+            optuna.storages.fail_stale_trials(self._study)
 
     def _lost(self, _: optuna.Study, trial: FrozenTrial) -> None:
         self.again(trial, f"nothing was heard of its worker for {self.grace} s")

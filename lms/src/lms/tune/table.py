@@ -19,7 +19,7 @@ def best_first(trials: Sequence[FrozenTrial], direction: StudyDirection) -> list
     sign = -1 if direction == StudyDirection.MAXIMIZE else 1
 
     def order(trial: FrozenTrial) -> tuple[bool, float, int]:
-        complete = trial.state == TrialState.COMPLETE and trial.value is not None
+        complete = trial.state == TrialState.COMPLETE
         return not complete, sign * (trial.value or 0.0) if complete else 0.0, trial.number
 
     return sorted((one for one in counted(trials) if one.state.is_finished()), key=order)
@@ -38,7 +38,7 @@ def text(trials: Sequence[FrozenTrial], direction: StudyDirection, metric: str) 
     rows = [["trial", metric, "time", *names, ""]]
     for one in ranked[:MOST_ROWS]:
         complete = one.state == TrialState.COMPLETE
-        value = f"{one.value:.6g}" if complete and one.value is not None else "-"
+        value = f"{one.value:.6g}" if complete else "-"
         took = format_seconds(one.duration.total_seconds()) if one.duration is not None else "-"
         note = "" if complete else one.user_attrs.get(OUTCOME, "pruned")
         rows.append([str(one.number), value, took, *(shown(one.params.get(name, "-")) for name in names), str(note)])

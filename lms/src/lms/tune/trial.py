@@ -7,11 +7,9 @@ import math
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from enum import Enum
-from pathlib import Path
 
 from lms.tune.metric import Log, Reading
 
@@ -94,11 +92,3 @@ class Process:
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         os.close(self.descriptor)
-
-
-def run_command(bound: Sequence[str], target: Sequence[str], ranks: int) -> list[str]:
-    """`lms run` with `bound` for `target`, by ddlrun if there are several ranks."""
-    command = [sys.executable, "-m", "lms", "run", *bound, *target]
-    if ranks == 1:
-        return command
-    return [str(Path(sys.executable).with_name("ddlrun")), "-np", str(ranks), *command]

@@ -42,7 +42,6 @@ class Search:
     pattern: re.Pattern[str]
     pruned: str | None  # the line that an objective's process prints if it gave itself up; None: we ask the pruner
     logs: Path
-    heartbeat: int  # seconds
     gently: bool
     command: Callable[[Trial, bool], tuple[list[str], dict[str, str]]]
 
@@ -62,7 +61,7 @@ class Worker:
 
     def __init__(self, study: Study, search: Search) -> None:
         self._study, self._search = study, search
-        self._distributions = {one.name: one.distribution() for one in search.parameters}
+        self._distributions = {one.name: one.distribution for one in search.parameters}
         self._running: list[Running] = []
         self._below: list[Trial] = []  # those that wait to be tried alone
         self._beaten = float("-inf")
@@ -92,14 +91,16 @@ class Worker:
             return False
         trials = self._study.trials()
         results = _results(trials)
-        running = [one for one in trials if one.state == TrialState.RUNNING]
-        if not self._waiting and running and results + len(running) >= self._search.trials:
+        if results >= self._search.trials:
+            return True
+        running = sum(one.state == TrialState.RUNNING for one in trials)
+        if not self._waiting and results + running >= self._search.trials:
             self._waiting = True
-            say(f"waiting for {plural(len(running), 'trial')} of other workers, alive or dead")
-        return results >= self._search.trials
+            say(f"waiting for {plural(running, 'trial')} of other workers, alive or dead")
+        return False
 
     def _beat(self) -> None:
-        if time.monotonic() - self._beaten < self._search.heartbeat:
+        if time.monotonic() - self._beaten < self._study.heartbeat:
             return
         self._study.beat([*(one.trial for one in self._running), *self._below])
         self._study.recover()
