@@ -51,7 +51,7 @@ def compared(plain: Sequence[Found], ours: Sequence[Found], limits: Sequence[int
     """A round in figures."""
 
     def used(ranks: Sequence[Found], since: int, what: str = "cpu") -> float:
-        return sum(one[what][-1] - one[what][since] for one in ranks)
+        return float(sum(one[what][-1] - one[what][since] for one in ranks))
 
     peaks = [max(one["peaks"][1:]) for one in ours]
     return {

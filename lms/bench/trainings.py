@@ -55,7 +55,7 @@ class Watch:
             self._most = max(self._most, one.peak())
             reset(one)
 
-        ResidentSet.reset_peak = noticed  # type: ignore[method-assign]
+        ResidentSet.reset_peak = noticed  # type: ignore[assignment,method-assign]
 
     def _after_step(self, *_: object) -> None:
         self._resident.reset_peak()
@@ -336,7 +336,7 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, width) to the same."""
-        return x + functional.dropout(self.down(functional.gelu(self.up(self.norm(x)))), 0.1)  # type: ignore[no-any-return]
+        return x + functional.dropout(self.down(functional.gelu(self.up(self.norm(x)))), 0.1)
 
 
 def of_blocks(prepare: Callable[[list[nn.Module], nn.Module], None], width: int = 512, rows: int = 512) -> Train:
@@ -451,9 +451,9 @@ TRAININGS: dict[str, Callable[[], Train]] = {
     "Llama, bfloat16, Adafactor": llama_adafactor,
     "Mixtral, changing lengths": mixtral,
     "Llama, LoRA": lora,
-    "SegResNet": lambda: monai(lambda nets: nets.SegResNet(3, 8, 1, 2, dropout_prob=0.1), 80),  # type: ignore[no-any-return]
-    "UNet": lambda: monai(lambda nets: nets.UNet(3, 1, 2, (16, 32, 64), (2, 2), num_res_units=2, dropout=0.1), 96),  # type: ignore[no-any-return]
-    "SwinUNETR": lambda: monai(lambda nets: nets.SwinUNETR(1, 2, feature_size=12, drop_rate=0.1), 64),  # type: ignore[no-any-return]
+    "SegResNet": lambda: monai(lambda nets: nets.SegResNet(3, 8, 1, 2, dropout_prob=0.1), 80),
+    "UNet": lambda: monai(lambda nets: nets.UNet(3, 1, 2, (16, 32, 64), (2, 2), num_res_units=2, dropout=0.1), 96),
+    "SwinUNETR": lambda: monai(lambda nets: nets.SwinUNETR(1, 2, feature_size=12, drop_rate=0.1), 64),
     "UNet2D, EMA": diffusion,
     "graphs": graphs,
     "compiled as a whole": lambda: compiled(by_block=False),
