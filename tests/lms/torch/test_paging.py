@@ -7,6 +7,7 @@ import copy
 import gc
 import io
 import random
+import resource
 import signal
 import subprocess
 import sys
@@ -491,6 +492,43 @@ def test_threads_read_and_write_what_comes_and_goes() -> None:
         assert usage.back
         assert usage.resident < usage.tracked
         assert all(np.array_equal(one.numpy(), other) for one, other in zip(ours, theirs, strict=True))
+
+
+def test_what_comes_back_takes_the_pages_of_what_has_left() -> None:
+    with Session(budget=0, swap="parameters") as session:
+        paging = session._state._paging
+        assert paging is not None
+        ours = [torch.full((1_000_000,), float(index)) for index in range(20)]
+        blocks = [paging.pager.block(one.nbytes) for one in ours]
+        for one, block in zip(ours, blocks, strict=True):
+            assert paging.pager.track(block, one.data_ptr())
+        paging.pager.expect([[block] for block in blocks])
+        paging.pager.keep(40 << 20)
+        before, faults = paging.pager.usage(), resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        for _ in range(5):
+            for index, one in enumerate(ours):
+                paging.pager.reach(index)
+                assert one.min() == one.max() == index
+        back = paging.pager.usage().back - before.back
+        faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults
+    assert back > sum(one.nbytes for one in ours)
+    assert faults * resource.getpagesize() < back / 2  # the system gives out new pages one fault each
+
+
+def test_the_pages_of_freed_gradients_are_handed_out_again() -> None:
+    with Session(budget=0, swap="parameters") as session:
+        paging = session._state._paging
+        assert paging is not None
+        paging.pager.keep(1 << 30)
+        block = paging.pager.block(4_000_000, transient=True)
+        faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        for index in range(20):
+            one = torch.full((1_000_000,), float(index))
+            assert paging.pager.track(block, one.data_ptr())
+            assert one.min() == one.max() == index
+            del one
+        faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults
+    assert faults * resource.getpagesize() < 20 * 4_000_000 / 2  # the system gives out new pages one fault each
 
 
 def test_without_the_page_pool_it_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

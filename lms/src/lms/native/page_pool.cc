@@ -38,15 +38,16 @@ void* PagePool::allocate(std::size_t nbytes) {
     return block;
 }
 
-bool PagePool::free(void* block) {
+bool PagePool::free(void* block, bool whole) {
     const std::lock_guard<std::mutex> guard(mutex_);
     const auto found = blocks_.find(static_cast<Address>(block));
     if (found == blocks_.end() || found->second.idle) return false;
-    if (found->second.lent) {  // the pager has counted its pages
+    if (found->second.lent && !whole) {
         give_up(found);
         return true;
     }
-    usage_.used -= found->second.nbytes;
+    if (!found->second.lent) usage_.used -= found->second.nbytes;  // else the pager has counted its pages
+    found->second.lent = false;
     add_idle(found);
     trim(keep_);
     return true;

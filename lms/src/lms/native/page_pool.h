@@ -43,8 +43,9 @@ class PagePool {
     // A block of at least `nbytes` (more than zero) with undefined contents; null when the system has no more.
     void* allocate(std::size_t nbytes);
 
-    // Take a block back, to hand its pages out again. False, and nothing done, for memory that is not the pool's.
-    bool free(void* block);
+    // Take a block back, to hand its pages out again. False, and nothing done, for memory that is not the pool's. The
+    // pages of a block that was lent are handed out again if they are all there, which `whole` says.
+    bool free(void* block, bool whole = false);
 
     // Lend a block in use to a pager, which takes its pages away and brings them back until the block is freed. The
     // bytes of the block; zero, and nothing done, for memory that is not the pool's and for more than `most` bytes.

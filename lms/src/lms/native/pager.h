@@ -53,8 +53,8 @@ class Pager {
     // lives on elsewhere.
     bool track(std::uint32_t first, char* address, int file, std::uint64_t offset, std::size_t room, bool transient);
 
-    // The block is freed: its pages are of use to no one.
-    void forget(char* address);
+    // The block is freed. Whether all of its pages are in memory and can be written: they are of use to others then.
+    bool forget(char* address);
 
     // Another handler of SIGSEGV was installed: ours goes before it again.
     void take_faults();
@@ -96,6 +96,11 @@ class Pager {
         std::vector<std::uint32_t> positions;  // of its uses
     };
 
+    struct Spare {
+        char* address;
+        std::size_t nbytes;
+    };
+
     using Lock = std::unique_lock<std::mutex>;
 
     void read_ahead();
@@ -103,6 +108,9 @@ class Pager {
     void bring(Lock& lock, Piece& piece);
     bool evict(Lock& lock, Piece& piece);
     void make_room(Lock& lock, std::size_t nbytes);
+    bool put_aside(const Piece& piece);
+    char* take_spare(std::size_t nbytes);
+    void trim_spares();
     Piece* next_back(std::uint32_t* distance);
     Piece* next_out(std::uint32_t than, bool reads_ahead);
     std::uint32_t distance(const Piece& piece) const;
@@ -112,6 +120,8 @@ class Pager {
     std::condition_variable changed_;
     std::deque<Piece> pieces_;                  // by number
     std::map<char*, std::uint32_t> addresses_;  // of those that are not empty
+    std::vector<Spare> spares_;                 // pages of pieces that left, for those that come back; oldest first
+    std::size_t spare_ = 0;                     // their bytes, which the pool counts as paged
     std::vector<std::thread> threads_;
     bool running_ = false;
     std::size_t keep_ = ~std::size_t{0};

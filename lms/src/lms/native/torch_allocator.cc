@@ -40,8 +40,8 @@ void release(void* block) {
     // The pool's blocks begin on a page, nearly all others do not and need no look into it.
     if (block == nullptr) return;
     const bool on_page = (reinterpret_cast<std::uintptr_t>(block) & kPageMask) == 0;
-    if (on_page && paging) pager().forget(static_cast<char*>(block));
-    if (on_page && pool().free(block)) {
+    const bool whole = on_page && paging && pager().forget(static_cast<char*>(block));
+    if (on_page && pool().free(block, whole)) {
         c10::profiledCPUMemoryReporter().Delete(block);
         return;
     }
