@@ -206,7 +206,7 @@ def test_a_package_that_is_missing_is_named_with_the_way_to_get_it(
     monkeypatch.setattr(cli, "find_spec", lambda name: None if name == "torch" else find_spec(name))
     line = refused(capsys, "run", str(tmp_path / "script.py"))
     assert "torch" in line
-    assert "pip install 'bascule-lms[torch]'" in line
+    assert "pip install './lms[torch]'" in line
 
 
 @pytest.mark.parametrize(
@@ -296,7 +296,7 @@ def test_a_bound_without_scipy_says_how_to_get_it(
     trace: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cli, "find_spec", lambda name: None)
-    assert "bascule-lms[bound]" in refused(capsys, "simulate", trace, "--budget", "0", "--bound")
+    assert "./lms[bound]" in refused(capsys, "simulate", trace, "--budget", "0", "--bound")
 
 
 def test_simulate_takes_a_share_of_the_recorded_device(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -452,7 +452,7 @@ def test_report_names_the_packages_that_it_needs(
     monkeypatch.setattr(cli, "find_spec", lambda name: None if name == "matplotlib" else find_spec(name))
     line = refused(capsys, "report", trace)
     assert "matplotlib" in line
-    assert "bascule-lms[report]" in line
+    assert "./lms[report]" in line
 
 
 # Output files

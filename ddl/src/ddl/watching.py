@@ -88,7 +88,8 @@ def _start(given: Mapping[str, Any]) -> None:
         from lms.options import Options
     except ImportError as error:
         raise UnsupportedError(
-            f"figures of a rank need bascule-lms, which is not installed ({error}): pip install 'bascule-ddl[metrics]'"
+            f"figures of a rank need bascule-lms, which is not installed ({error}): "
+            "pip install './ddl[metrics]' in a copy of the repository"
         ) from None
     rank = job.rank()  # raises StateError
     try:

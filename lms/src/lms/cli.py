@@ -443,7 +443,9 @@ def _check_installed(what: str, *modules: str, extra: str) -> None:
     missing = [module for module in modules if find_spec(module) is None]
     if missing:
         needed = " and ".join(missing)
-        raise UsageError(f"{what} needs {needed}, which is not installed: pip install 'bascule-lms[{extra}]'")
+        raise UsageError(
+            f"{what} needs {needed}, which is not installed: pip install './lms[{extra}]' in a copy of the repository"
+        )
 
 
 def _link(args: argparse.Namespace, trace: Trace) -> Link | None:

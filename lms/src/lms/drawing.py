@@ -22,7 +22,9 @@ def figure(size: tuple[float, float]) -> Figure:
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise UsageError("a picture needs matplotlib, not installed here: pip install 'bascule-lms[report]'") from None
+        raise UsageError(
+            "a picture needs matplotlib, not installed here: pip install './lms[report]' in a copy of the repository"
+        ) from None
     return Figure(figsize=size, layout="constrained")
 
 

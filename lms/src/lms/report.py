@@ -188,7 +188,9 @@ def template(name: str) -> Template:
     try:
         from jinja2 import Environment, PackageLoader, StrictUndefined
     except ImportError:
-        raise UsageError("a report needs jinja2, which is not installed: pip install 'bascule-lms[report]'") from None
+        raise UsageError(
+            "a report needs jinja2, which is not installed: pip install './lms[report]' in a copy of the repository"
+        ) from None
     from lms.link.page import headroom_text
 
     environment = Environment(

@@ -200,7 +200,7 @@ def test_without_matplotlib_a_picture_says_what_to_install_before_anything_is_co
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     status, out, err = run(capsys, *RACKS, "--plot", tmp_path / "times.png")
     assert (status, out) == (2, "")
-    assert "pip install 'bascule-ddl[plot]'" in err
+    assert "pip install './ddl[plot]'" in err
 
 
 def test_the_scaling_table_names_itself_a_simulation(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -85,5 +85,5 @@ def test_where_no_child_is_odd_it_is_the_bound_by_cuts_and_else_no_less() -> Non
 
 def test_without_scipy_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "scipy.optimize", None)
-    with pytest.raises(forestcoll.SolverMissing, match=r"pip install 'bascule-ddl\[plan\]'"):
+    with pytest.raises(forestcoll.SolverMissing, match=r"pip install '\./ddl\[plan\]'"):
         forestcoll.optimum(forestcoll.graph_of(network({"ranks": 2})))

@@ -165,7 +165,7 @@ def test_the_node_of_a_gpu_is_what_the_kernel_says(replay: ModuleType, tmp_path:
 def test_a_missing_library_is_an_absence_that_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
     (absence,) = nvml.look().absent
-    assert "pip install 'bascule-lms[nvml]'" in absence.why
+    assert "pip install './lms[nvml]'" in absence.why
 
 
 def test_a_function_that_an_old_library_lacks_has_no_answer(replay: ModuleType) -> None:

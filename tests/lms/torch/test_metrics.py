@@ -55,7 +55,7 @@ def test_a_sessions_last_figures_are_in_the_folder_and_its_port_closes_with_it(
 
 def test_without_the_library_nothing_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lms.metrics.sampler.find_spec", lambda name: None)
-    with pytest.raises(UsageError, match=r"needs prometheus_client, .*bascule-lms\[metrics\]"):
+    with pytest.raises(UsageError, match=r"needs prometheus_client, .*\./lms\[metrics\]"):
         lms.LMS(metrics_port=9117)
     with lms.LMS(budget=0):  # none is open
         pass

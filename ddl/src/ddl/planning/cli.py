@@ -45,7 +45,7 @@ Rates are what programs get: of Ethernet with frames of 1500 bytes, TCP delivers
 bits (200mbit, 100 Gbit/s) or bytes a second (12.5GB/s); times are 5us, 0.1ms; sizes 64MiB, 100MB.
 "of the bound": the time that any algorithm needs at least, over the plan's; algorithm bandwidth: size / time;
 bus bandwidth: that times 2 (n-1)/n, what each rank sends. Each bound comes with its witness: which bytes must pass
-through which links. Up to 64 ranks, ForestColl's optimum is one of them (needs scipy: pip install 'bascule-ddl[plan]').
+through which links. Up to 64 ranks, ForestColl's optimum is one of them (needs scipy: pip install './ddl[plan]').
 """
 
 UNSCALED = (  # options that --scaling does not take

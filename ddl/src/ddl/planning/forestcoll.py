@@ -93,7 +93,9 @@ def optimum(graph: Graph) -> Optimum:
         from scipy.optimize import linprog
         from scipy.sparse import coo_array
     except ImportError:
-        raise SolverMissing("needs scipy: pip install 'bascule-ddl[plan]', or conda install scipy") from None
+        raise SolverMissing(
+            "needs scipy: pip install './ddl[plan]' in a copy of the repository, or conda install scipy"
+        ) from None
     scale = max(rate for rate in graph.edges.values() if rate < inf)
     edges = list(graph.edges)
     rows = [node for edge in edges for node in edge] + list(range(graph.ranks))

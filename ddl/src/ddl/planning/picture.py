@@ -127,6 +127,6 @@ def figure_class() -> type[Figure]:
         from matplotlib.figure import Figure
     except ImportError:
         raise PictureError(
-            "a picture needs matplotlib, which is not installed here: pip install 'bascule-ddl[plot]'"
+            "a picture needs matplotlib, not installed here: pip install './ddl[plot]' in a copy of the repository"
         ) from None
     return Figure

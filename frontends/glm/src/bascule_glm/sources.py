@@ -207,7 +207,7 @@ class _Columns:
             import pyarrow as pa
             import pyarrow.parquet as pq
         except ImportError as error:
-            raise GLMError(f"{path}: reading it needs pyarrow ({error}): pip install 'bascule-glm[arrow]'") from error
+            raise GLMError(f"{path}: reading it needs pyarrow ({error}): pip install pyarrow") from error
         self._pa, self._path = pa, path
         try:
             parquet = path.suffix in (".parquet", ".pq")

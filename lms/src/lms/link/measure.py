@@ -183,7 +183,9 @@ def _of_dir(folder: Path, error: LMSError) -> str:
 def cuda_drafts(gpus: list[Gpu], sizes: tuple[int, ...], absent: list[Absence]) -> list[Draft]:
     """The GPUs' links to their host and to each other, as far as PyTorch reaches them."""
     if find_spec("torch") is None:
-        absent.append(Absence("GPU copies", "PyTorch is not installed: pip install 'bascule-lms[torch]'"))
+        absent.append(
+            Absence("GPU copies", "PyTorch is not installed: pip install './lms[torch]' in a copy of the repository")
+        )
         return []
     if not _driver_is_here():
         return []  # NVML has said so already

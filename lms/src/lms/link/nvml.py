@@ -79,7 +79,9 @@ class Nvml:
             try:
                 import pynvml
             except ImportError:
-                raise NvmlMissing("nvidia-ml-py is not installed: pip install 'bascule-lms[nvml]'") from None
+                raise NvmlMissing(
+                    "nvidia-ml-py is not installed: pip install './lms[nvml]' in a copy of the repository"
+                ) from None
             library = pynvml
         self.library = library
         try:

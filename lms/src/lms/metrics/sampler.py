@@ -41,7 +41,7 @@ class Outputs:
         if self.port is not None and find_spec("prometheus_client") is None:
             raise UsageError(
                 f"a port for metrics, {self.port}, needs prometheus_client, which is not installed: "
-                "pip install 'bascule-lms[metrics]'"
+                "pip install './lms[metrics]' in a copy of the repository"
             )
 
 
