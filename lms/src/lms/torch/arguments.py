@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
@@ -29,17 +30,22 @@ def listed(given: T | Iterable[T] | None, kind: type[T], argument: str) -> list[
 
 
 def training_device(given: str | torch.device | None, models: Sequence[torch.nn.Module]) -> torch.device:
-    """The device of the training: as given, or that of the first parameter, or the GPU if there is one.
+    """The device of the training: as given, or that of the first parameter, or this rank's GPU if there is one.
 
-    Raises UsageError when LMS cannot swap its tensors.
+    A rank is taken to train on the GPU with its number on the host (LOCAL_RANK), as trainers do. Raises UsageError when
+    LMS cannot swap its tensors.
     """
     parameter = next((p for model in models for p in model.parameters()), None)
     if given is not None:
         device = torch.device(given)
     elif parameter is not None:
         device = parameter.device
+    elif torch.cuda.is_available():
+        local = os.environ.get("LOCAL_RANK", "")
+        mine = local.isdecimal() and int(local) < torch.cuda.device_count()
+        device = torch.device("cuda", int(local)) if mine else torch.device("cuda")
     else:
-        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        device = torch.device("cpu")
     if device.type not in ("cpu", "cuda"):
         raise UsageError(f"device={str(device)!r}: LMS swaps tensors of a device of type 'cpu' or 'cuda'")
     if str(device) == "cuda":  # whichever is current
