@@ -111,10 +111,11 @@ def peak_of(build: Callable[[], Built]) -> int:
         return torch.cuda.max_memory_allocated()
 
 
-def train_step(job: Job, optimizer: torch.optim.Optimizer) -> float:
-    """One step; its loss."""
+def train_step(job: Job, optimizer: torch.optim.Optimizer, around: Callable[[], Any] = nullcontext) -> float:
+    """One step, with its forward inside `around`; its loss."""
     optimizer.zero_grad()
-    loss = job.loss()
+    with around():
+        loss = job.loss()
     loss.backward()
     optimizer.step()
     return float(loss.item())
@@ -171,16 +172,10 @@ def cell(build: Callable[[], Built], kind: str, cap: int | None, swap: tuple[str
             for _ in range(LMS_STEPS if session is not None else STEPS):
                 torch.cuda.synchronize()
                 began = time.perf_counter()
-                optimizer.zero_grad()
-                with every_step():
-                    loss = job.loss()
-                loss.backward()
-                optimizer.step()
-                losses.append(float(loss.item()))
+                losses.append(train_step(job, optimizer, every_step))
                 torch.cuda.synchronize()
                 seconds.append(time.perf_counter() - began)
                 hooks.append(float(session.stats()["hook_time"] or 0) if session is not None else 0.0)
-                del loss
                 if len(losses) == STEPS:
                     found["bits"] = bits(losses, job.model)
             found |= {
@@ -262,7 +257,7 @@ def row(one: Found, cells: Sequence[Found]) -> str:
         line += f", bits {'equal' if one['bits'] == plain['bits'] else 'DIFFER'}"
     line += f", peak {format_size(one['peak'])}, reserved {format_size(one['reserved'])}"
     if "pass" in one:
-        line += f", pass foreseen {one['pass']:.3f} s of which {one['computed']:.3f} s computed"
+        line += f", pass foreseen {one['pass']:.3f} s, its computation {one['computed']:.3f} s"
         line += f", {format_size(one['last_out'])} out, {format_size(one['host_peak'])} on the host; {one['choice']}"
         line += f"; hooks {one['hooks']:.3f} s, stalls {one['last_stall_out']:.3f} {one['last_stall_in']:.3f} s"
     return line
@@ -271,11 +266,14 @@ def row(one: Found, cells: Sequence[Found]) -> str:
 def wrong(cells: Sequence[Found]) -> bool:
     """Whether LMS failed, or gave other bits than plain although plain repeats itself."""
     bits = {(one["times"], one["kind"]): one.get("bits") for one in cells}
-    repeats = ("plain-again" not in {kind for _, kind in bits}) or bits.get((2, "plain")) == bits.get(
-        (2, "plain-again")
-    )
-    ours = [one for one in cells if one["kind"] in ("lms", "lms+recompute")]
-    return any("failed" in one or (repeats and one["bits"] != bits[one["times"], "plain"]) for one in ours)
+    again = bits.get((2, "plain-again"))
+    repeats = again is None or again == bits.get((2, "plain"))
+    for one in cells:
+        if one["kind"] in ("lms", "lms+recompute"):
+            plain = bits.get((one["times"], "plain"))
+            if "failed" in one or (repeats and plain is not None and one["bits"] != plain):
+                return True
+    return False
 
 
 def trains(build: Callable[[], Built], cap: int, *, swapped: bool) -> Found:

@@ -48,7 +48,7 @@ class Watch:
         register_optimizer_step_post_hook(self._after_step)
 
     def _notice_resets(self) -> None:
-        """LMS lets the kernel's peak begin anew, too."""
+        """LMS resets the kernel's peak, too."""
         reset = ResidentSet.reset_peak
 
         def noticed(one: ResidentSet) -> None:

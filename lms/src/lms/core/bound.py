@@ -30,7 +30,7 @@ from lms.core.trace import Trace
 from lms.errors import UsageError
 
 _SAFETY = 1e-6  # of the pass: the solver's tolerances
-_MOST = 250_000  # of accesses of gaps, each of which takes several rows and columns
+_MOST = 250_000  # accesses in all gaps together: each takes several rows and columns
 _STOPPED = 1  # SciPy's status of a program that took too long
 
 Terms = list[tuple[float, int]]  # a sum: a factor and a column each

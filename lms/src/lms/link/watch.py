@@ -14,7 +14,7 @@ from lms.link.counters import Counters, Reading
 
 INTERVAL = 0.1  # seconds between readings
 SHARE = 0.015  # of a core that the readings may take: less than the promise, since waking the thread costs time too
-_EARLY = 0.8  # of the time in which a counter may begin anew: a reading may be late by the rest
+_EARLY = 0.8  # of the time between two overflows of a counter: a reading may be late by the rest
 _KEEP = 2000  # readings; every second one goes when there are more, so that a long run keeps its whole course
 _DOUBT = 0.01  # of all bytes may be in doubt, and the figure is still told
 
@@ -53,7 +53,7 @@ class Watch:
         self, counters: Counters, *, interval: float = INTERVAL, clock: Callable[[], float] = time.perf_counter
     ) -> None:
         self._counters = counters
-        # On PCIe 5 NVIDIA's counter begins anew every 68 ms, and a reading takes 0.7 ms of a core.
+        # On PCIe 5 NVIDIA's counter overflows every 68 ms, and a reading takes 0.7 ms of a core.
         self._interval = min(interval, _EARLY * counters.wraps / counters.most) if counters.most else interval
         self._clock = clock
         self._begun = clock()

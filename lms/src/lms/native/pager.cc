@@ -323,9 +323,9 @@ bool Pager::evict(Lock& lock, Piece& piece) {
     return true;
 }
 
-// Take the access to the piece, which its file has, and keep its pages for another to be read into: pages that the
-// system hands out anew are zeroed first, which takes longer than to read them. False if there is no room for them, or
-// if the system does not move them.
+// Revoke the access to a piece whose bytes are in its file, and keep its pages: another piece is read into them. The
+// system clears new pages first, which takes longer than reading. False if there is no room for the pages, or if the
+// system does not move them.
 bool Pager::put_aside(const Piece& piece) {
 #ifdef MREMAP_DONTUNMAP
     if (!running_ || spare_ + piece.nbytes > kMostSpare || usage_.resident + spare_ > keep_) return false;

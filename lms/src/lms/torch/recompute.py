@@ -334,6 +334,11 @@ def _training_batch_norms(module: Module) -> list[_BatchNorm]:
     ]
 
 
+def _statistics(module: Module) -> set[int]:
+    """The ids of these parts' running statistics."""
+    return {id(one) for part in _training_batch_norms(module) for one in part.buffers(recurse=False)}
+
+
 Buffers = dict[str, torch.Tensor | None]
 
 
@@ -373,7 +378,7 @@ class _Surroundings:
         gradients = [one.grad for one in tensors if one.is_leaf]
         # References, so that no other object gets the same id.
         self._objects = [*leaves, *tensors, *gradients, *attributes]
-        statistics = {id(one) for part in _training_batch_norms(module) for one in part.buffers(recurse=False)}
+        statistics = _statistics(module)
         self._values = _sums([one for one in module.buffers() if id(one) not in statistics]) if values else []
         self._state = (
             [id(one) for one in self._objects],
@@ -463,8 +468,7 @@ class _Run:
 
 def _state(module: Module) -> object:
     tensors = _parameters_and_buffers(module)
-    statistics = {id(one) for part in _training_batch_norms(module) for one in part.buffers(recurse=False)}
-    return _traits(module), [id(one) for one in tensors], _versions(tensors, statistics)
+    return _traits(module), [id(one) for one in tensors], _versions(tensors, _statistics(module))
 
 
 def _sums(result: object) -> list[torch.Tensor]:
