@@ -108,7 +108,8 @@ void Stream::send_more() {
 
 // Counts whole messages, from the first arrival after the warm-up to the first after the end, over their time. If that
 // covers at most half of the time, because little arrived or this rank did not get its core, counts everything over the
-// whole time. The last arrival is always the end message.
+// whole time: at least as long as the other rank sends, because all may have been there when this rank got its core.
+// The last arrival is always the end message.
 double Stream::rate() const {
     const double opens = start_ + box_.warm_seconds, closes = opens + box_.count_seconds;
     const auto since = [this](double moment) {
@@ -127,7 +128,7 @@ double Stream::rate() const {
     if (bytes > 0 && seconds > box_.count_seconds / 2) return bytes / seconds;
     const double all = static_cast<double>(arrivals_[0].bytes) + bytes_after(0, arrivals_.size() - 1);
     // At least a byte, because callers divide by it and take logarithms.
-    return std::max(all, 1.0) / std::max(arrivals_.back().at - start_, 1e-6);
+    return std::max(all, 1.0) / std::max(arrivals_.back().at - start_, box_.warm_seconds + box_.count_seconds);
 }
 
 }  // namespace ddl

@@ -31,6 +31,8 @@ LOST_SECONDS = 1.5  # after a host was lost; its peers find out among themselves
 FAILED_SECONDS = 2.0  # after the first rank has ended with an error
 OVER_SECONDS = 3.0  # after the last rank has ended
 
+LOOK_SECONDS = 0.25  # between two looks at which hosts have fallen silent
+
 WARN_SECONDS = 10.0  # without a new host or rank: then the missing ones are named, as libddl does
 
 
@@ -226,14 +228,17 @@ class Watch:
                 self._drop(connection)
 
     def wait(self, seconds: float) -> None:
-        """After `end`, wait until each guard has ended its host's processes, at most so long. Prints which did not."""
+        """After `end`, wait until each guard has ended its host's processes, at most so long. Prints which did not.
+
+        Hosts that have fallen silent are not waited for: mpirun may have ended before their connections break.
+        """
         until = time.monotonic() + seconds
         left = {connection.fileno(): connection for connection in self._guards}
         poll = select.poll()  # select() refuses numbers above 1023
         for descriptor in left:
             poll.register(descriptor, select.POLLIN)
-        while left and (wait := until - time.monotonic()) > 0:
-            for descriptor, _ in poll.poll(wait * 1000):
+        while time.monotonic() < until and not all(map(guard.has_fallen_silent, left.values())):
+            for descriptor, _ in poll.poll(LOOK_SECONDS * 1000):
                 with suppress(OSError):
                     if left[descriptor].recv(64):
                         self._is_alone(self._guards[left[descriptor]], time.monotonic())
