@@ -148,6 +148,12 @@ class CpuDevice(Device):
                     stacklevel=2,
                 )
 
+    def measure_anew(self) -> None:
+        """Forget how much was outside the pool: as after tensors have moved into it."""
+        self.reset_peak()  # the pool's and the kernel's together
+        self._outside = 0
+        self.peak()
+
     def mark(self) -> Mark:
         """The clock's reading."""
         return time.perf_counter()
@@ -170,9 +176,7 @@ class CpuDevice(Device):
         self._limit = limit
         if self._offered is not None and self._offered.install():
             self._pool = self._offered
-            self.reset_peak()  # the pool's and the kernel's together
-            self._outside = 0
-            self.peak()
+            self.measure_anew()
             return None
         return _return_freed() or (
             "the page pool is not there, so freed tensors are returned to the system at once, which costs time: "

@@ -18,7 +18,6 @@ namespace lms {
 namespace {
 
 constexpr std::uint32_t kNever = std::numeric_limits<std::uint32_t>::max();
-constexpr std::size_t kMostSpare = 4 * Pager::kPiece;  // bytes: what may leave before as much comes back
 constexpr std::size_t kAhead = 4;  // pieces that may be on their way back: enough to keep a disk busy
 
 // Both move all bytes or return an errno.
@@ -112,8 +111,6 @@ void Pager::stop() {
     }
     for (std::thread& thread : threads_) thread.join();
     threads_.clear();
-    const Lock lock(mutex_);
-    trim_spares();
 }
 
 std::uint32_t Pager::number(std::uint32_t count) {
@@ -142,12 +139,12 @@ bool Pager::track(std::uint32_t first, char* address, int file, std::uint64_t of
         piece.state = State::kDirty;
         piece.begins = index == 0;
         piece.transient = transient;
+        piece.rewritten = false;
         piece.touched = ++clock_;
         addresses_.emplace(piece.address, static_cast<std::uint32_t>(first + index));
     }
     usage_.tracked += nbytes;
     usage_.resident += nbytes;
-    trim_spares();
     changed_.notify_all();
     make_room(lock, 0);
     return true;
@@ -165,7 +162,9 @@ bool Pager::forget(char* address) {
         changed_.wait(lock, [&piece] { return !piece.busy; });
         end += piece.nbytes;
         usage_.tracked -= piece.nbytes;
-        whole = whole && piece.state == State::kDirty;
+        const bool clean = piece.state == State::kClean;
+        whole = whole && (piece.state == State::kDirty ||
+                          (clean && mprotect(piece.address, piece.nbytes, PROT_READ | PROT_WRITE) == 0));
         if (piece.state != State::kAway && piece.state != State::kLost) {
             usage_.resident -= piece.nbytes;
             pool_.paged(-static_cast<std::ptrdiff_t>(piece.nbytes));
@@ -185,7 +184,6 @@ void Pager::take_faults() {
 void Pager::keep(std::size_t nbytes) {
     const Lock lock(mutex_);
     keep_ = nbytes;
-    trim_spares();
     changed_.notify_all();
 }
 
@@ -226,6 +224,7 @@ bool Pager::fault(char* address, bool writes) {
         // A copy under way is of no use any more, and the next one had better wait until the writing is over.
         if (mprotect(piece.address, piece.nbytes, PROT_READ | PROT_WRITE) != 0) die("mprotect", piece.nbytes, errno);
         if (piece.state == State::kLeaving) piece.touched = ++clock_;
+        if (piece.state == State::kClean) piece.rewritten = true;
         piece.state = State::kDirty;
         return true;
     }
@@ -250,7 +249,6 @@ void Pager::in_child() {
     static_cast<void>(new std::vector<std::thread>(std::move(threads_)));
     threads_.clear();
     new (&changed_) std::condition_variable;  // the parent's threads wait for the other one
-    trim_spares();
     for (Piece& piece : pieces_) {
         piece.busy = false;
         piece.file = -1;
@@ -269,21 +267,18 @@ void Pager::bring(Lock& lock, Piece& piece) {
     piece.busy = true;
     const std::size_t nbytes = piece.nbytes;
     usage_.resident += nbytes;
-    void* stage = take_spare(nbytes);
-    if (stage == nullptr) pool_.paged(static_cast<std::ptrdiff_t>(nbytes));
-    trim_spares();
+    // Optimizer state is written in its one use of a step, and need not fault for it.
+    const bool writes = piece.rewritten && piece.positions.size() == 1;
     lock.unlock();
-    if (stage == nullptr) stage = mmap(nullptr, nbytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (stage == MAP_FAILED) die("no memory", nbytes, errno);
-    if (const int error = read_all(piece.file, static_cast<char*>(stage), nbytes, piece.offset)) {
+    void* const pages = pool_.take_pages(nbytes);
+    if (pages == nullptr) die("no memory", nbytes, errno);
+    if (const int error = read_all(piece.file, static_cast<char*>(pages), nbytes, piece.offset)) {
         die("reading the spill file failed", nbytes, error);
     }
-    if (mprotect(stage, nbytes, PROT_READ) != 0) die("mprotect", nbytes, errno);
-    if (mremap(stage, nbytes, nbytes, MREMAP_MAYMOVE | MREMAP_FIXED, piece.address) == MAP_FAILED) {
-        die("mremap", nbytes, errno);
-    }
+    if (!writes && mprotect(pages, nbytes, PROT_READ) != 0) die("mprotect", nbytes, errno);
+    if (!pool_.put_pages(pages, piece.address)) die("mremap", nbytes, errno);
     lock.lock();
-    piece.state = State::kClean;
+    piece.state = writes ? State::kDirty : State::kClean;
     piece.busy = false;
     piece.touched = ++clock_;
     usage_.back += nbytes;
@@ -309,63 +304,19 @@ bool Pager::evict(Lock& lock, Piece& piece) {
         }
         usage_.out += piece.nbytes;
     }
-    const bool aside = put_aside(piece);
-    // A fresh mapping over it gives the pages back and takes the access at once.
-    if (mmap(piece.address, piece.nbytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == MAP_FAILED &&
-        !aside) {
+    if (mprotect(piece.address, piece.nbytes, PROT_NONE) != 0) {
         piece.state = State::kClean;
         return false;
     }
+    const std::size_t kept = pool_.adopt(piece.address, piece.nbytes);
+    if (kept < piece.nbytes) {
+        madvise(piece.address + kept, piece.nbytes - kept, MADV_DONTNEED);
+        pool_.paged(-static_cast<std::ptrdiff_t>(piece.nbytes - kept));
+    }
     piece.state = State::kAway;
     usage_.resident -= piece.nbytes;
-    if (!aside) pool_.paged(-static_cast<std::ptrdiff_t>(piece.nbytes));
     changed_.notify_all();
     return true;
-}
-
-// Revoke the access to a piece whose bytes are in its file, and keep its pages: another piece is read into them. The
-// system clears new pages first, which takes longer than reading. False if there is no room for the pages, or if the
-// system does not move them.
-bool Pager::put_aside(const Piece& piece) {
-#ifdef MREMAP_DONTUNMAP
-    if (!running_ || spare_ + piece.nbytes > kMostSpare || usage_.resident + spare_ > keep_) return false;
-    if (mprotect(piece.address, piece.nbytes, PROT_NONE) != 0) return false;
-    // The addresses stay mapped, with no pages behind them. No thread sees those, because it has no access.
-    void* const pages = mremap(piece.address, piece.nbytes, piece.nbytes, MREMAP_MAYMOVE | MREMAP_DONTUNMAP, nullptr);
-    if (pages == MAP_FAILED) {  // several mappings, or a system before Linux 5.7
-        if (mprotect(piece.address, piece.nbytes, PROT_READ) != 0) die("mprotect", piece.nbytes, errno);
-        return false;
-    }
-    spares_.push_back({static_cast<char*>(pages), piece.nbytes});
-    spare_ += piece.nbytes;
-    return true;
-#else
-    return false;
-#endif
-}
-
-// Pages to read `nbytes` into, from the smallest spare that has as many; null if none has.
-char* Pager::take_spare(std::size_t nbytes) {
-    auto best = spares_.end();
-    for (auto spare = spares_.begin(); spare != spares_.end(); ++spare) {
-        if (spare->nbytes >= nbytes && (best == spares_.end() || spare->nbytes < best->nbytes)) best = spare;
-    }
-    if (best == spares_.end() || mprotect(best->address, nbytes, PROT_READ | PROT_WRITE) != 0) return nullptr;
-    char* const pages = best->address;
-    best->address += nbytes, best->nbytes -= nbytes, spare_ -= nbytes;
-    if (best->nbytes == 0) spares_.erase(best);
-    return pages;
-}
-
-// Give spares back for which there is no room beside what is in memory, or no use any more.
-void Pager::trim_spares() {
-    while (!spares_.empty() && (!running_ || usage_.resident + spare_ > keep_)) {
-        const Spare oldest = spares_.front();
-        spares_.erase(spares_.begin());
-        spare_ -= oldest.nbytes;
-        if (munmap(oldest.address, oldest.nbytes) != 0) madvise(oldest.address, oldest.nbytes, MADV_DONTNEED);
-        pool_.paged(-static_cast<std::ptrdiff_t>(oldest.nbytes));
-    }
 }
 
 // Let others leave until `nbytes` more may come, as far as they can.

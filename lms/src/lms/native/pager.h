@@ -92,13 +92,9 @@ class Pager {
         bool busy = false;    // a thread copies it
         bool begins = false;  // a block begins with it
         bool transient = false;
+        bool rewritten = false;                // it was written after it had come back
         std::uint64_t touched = 0;             // when it last came or was made, by a counter
         std::vector<std::uint32_t> positions;  // of its uses
-    };
-
-    struct Spare {
-        char* address;
-        std::size_t nbytes;
     };
 
     using Lock = std::unique_lock<std::mutex>;
@@ -108,9 +104,6 @@ class Pager {
     void bring(Lock& lock, Piece& piece);
     bool evict(Lock& lock, Piece& piece);
     void make_room(Lock& lock, std::size_t nbytes);
-    bool put_aside(const Piece& piece);
-    char* take_spare(std::size_t nbytes);
-    void trim_spares();
     Piece* next_back(std::uint32_t* distance);
     Piece* next_out(std::uint32_t than, bool reads_ahead);
     std::uint32_t distance(const Piece& piece) const;
@@ -120,8 +113,6 @@ class Pager {
     std::condition_variable changed_;
     std::deque<Piece> pieces_;                  // by number
     std::map<char*, std::uint32_t> addresses_;  // of those that are not empty
-    std::vector<Spare> spares_;                 // pages of pieces that left, for those that come back; oldest first
-    std::size_t spare_ = 0;                     // their bytes, which the pool counts as paged
     std::vector<std::thread> threads_;
     bool running_ = false;
     std::size_t keep_ = ~std::size_t{0};

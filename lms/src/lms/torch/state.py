@@ -90,6 +90,7 @@ class State:
         paging = Paging(pager, never, kinds=options.swap, min_size=options.min_size)
         try:
             paging.open(models)
+            planner.device.measure_anew()
             self._paged.begin(max(paging.nbytes, pager.usage().tracked))  # a former session's may be resident
         except BaseException:
             paging.close()
