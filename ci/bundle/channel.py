@@ -15,8 +15,9 @@ import rattler
 from rattler import Gateway, RepoDataRecord, Subdir, VirtualPackage, VirtualPackageOverrides
 
 from bundle.errors import BundleError
+from bundle.folders import seen, write
 
-# In a process of its own: py-rattler's indexer once aborted while its interpreter ended.
+# In a process of its own: py-rattler's indexer now and then kills its process while the interpreter ends.
 _INDEX = """
 import asyncio, os, sys
 from rattler.index import index_fs
@@ -26,10 +27,13 @@ os._exit(0)
 
 
 def index(channel: Path) -> None:
-    """Write the index of `channel`, a folder of folders (linux-64, noarch). Raises BundleError.
+    """Write the index of `channel`, a folder of folders (linux-64, noarch), if a file in it has changed since.
 
-    Every package is read anew: one of the same name may have another content.
+    Every package is then read anew: one of the same name may have another content. Raises BundleError.
     """
+    noted = channel.with_name(f".{channel.name}.indexed")
+    if noted.is_file() and noted.read_text() == _files(channel):
+        return
     (channel / "noarch").mkdir(parents=True, exist_ok=True)  # a channel without one is none to conda
     done = subprocess.run(
         [sys.executable, "-c", _INDEX, channel], stdin=subprocess.DEVNULL, capture_output=True, text=True
@@ -37,6 +41,11 @@ def index(channel: Path) -> None:
     shutil.rmtree(channel / ".tmp", ignore_errors=True)
     if done.returncode:
         raise BundleError(f"{channel} could not be indexed: {done.stderr.strip()[-1000:]}")
+    write(noted, _files(channel))
+
+
+def _files(channel: Path) -> str:
+    return json.dumps([[path.parent.name, *seen(path)] for path in sorted(channel.glob("*/*"))])
 
 
 def records(channel: Path) -> Iterator[dict[str, Any]]:

@@ -86,6 +86,12 @@ def checksum_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def seen(path: Path) -> list[object]:
+    """A file's name, size and date: whatever is done to its content changes one of them."""
+    status = path.stat()
+    return [path.name, status.st_size, status.st_mtime_ns]
+
+
 def path_of(address: str) -> Path | None:
     """The file or folder that an address names; None for one of another machine."""
     parts = urlsplit(address)

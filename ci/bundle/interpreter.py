@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from bundle.errors import BundleError
-from bundle.wheel import PYTHON, compiled
+from bundle.wheel import PYTHON, Described, compiled
 
 # Large, and needed by no program: CPython's own tests, its graphical tools, other projects' packages.
 _LEFT_OUT = shutil.ignore_patterns(
@@ -42,9 +42,10 @@ def pip(python: Path) -> list[str]:
     return [base_python(), "-m", "pip", "--python", str(python), "--disable-pip-version-check", "--no-input"]
 
 
-def version() -> str:
-    """Its version, as the package's."""
-    return ".".join(map(str, sys.version_info[:3]))
+def describe() -> Described:
+    """It as a package."""
+    version = ".".join(map(str, sys.version_info[:3]))
+    return Described("python", version, "0_cpython", (), "PSF-2.0", "stand-in: this machine's own CPython")
 
 
 def stage(folder: Path) -> None:

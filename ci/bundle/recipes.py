@@ -7,6 +7,7 @@ import json
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,7 @@ def variants(where: Folders, only: Variants) -> dict[str, list[str]]:
 def packages(where: Folders, platform: str, chosen: Variants) -> list[Package]:
     """All variants of all packages. Raises BundleError."""
     found = []
+    once = cache(checksum)  # many packages have their sources in common
     for path in [*sorted(where.tree.glob("recipes/*/recipe.yaml")), _metapackages(where, chosen)]:
         for one in render(path, platform, chosen):
             document = one.recipe.to_dict()
@@ -52,7 +54,7 @@ def packages(where: Folders, platform: str, chosen: Variants) -> list[Package]:
                 raise BundleError(f"{path}: {package['name']} has no tests, and would count as tested: add `tests:`")
             file = f"{package['name']}-{package['version']}-{build['string']}.conda"
             made_of = [path.parent, *(path.parent / str(source["path"]) for source in document.pop("source", ()))]
-            content = [checksum(part.resolve()) for part in made_of]
+            content = [once(part.resolve()) for part in made_of]
             found.append(
                 Package(
                     path, package["name"], file, f"{'noarch' if build.get('noarch') else platform}/{file}",

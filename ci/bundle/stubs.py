@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bundle.recipes import Variants
+from bundle.wheel import Described
 
 _CXX = ("g++", "c++")
 # Read when the environment is activated.
@@ -30,10 +31,7 @@ fi
 class Stub:
     """A package whose one file is a text."""
 
-    name: str
-    version: str
-    build: str
-    summary: str
+    said: Described
     place: str
     text: str
 
@@ -50,15 +48,16 @@ def stubs(variants: Variants, platform: str) -> list[Stub]:
     was compiled is then compiled again.
     """
 
-    def note(name: str, version: str, build: str, summary: str) -> Stub:
-        return Stub(name, version, build, summary, f"share/bascule-stand-in/{name}", f"{summary}\n")
+    def stub(name: str, version: str, build: str, summary: str, place: str = "", text: str = "") -> Stub:
+        said = Described(name, version, build, (), "Apache-2.0", summary)
+        return Stub(said, place or f"share/bascule-stand-in/{name}", text or f"{summary}\n")
 
-    found = [note("mpi", "1.0", one, f"stand-in: the MPI of this environment is {one}") for one in variants["mpi"]]
+    found = [stub("mpi", "1.0", one, f"stand-in: the MPI of this environment is {one}") for one in variants["mpi"]]
     library = f"stand-in: the system's own C library, {' '.join(machine.libc_ver())}"
-    found += [note(f"sysroot_{platform}", version, "0", library) for version in variants["c_stdlib_version"]]
+    found += [stub(f"sysroot_{platform}", version, "0", library) for version in variants["c_stdlib_version"]]
     name, compiler = f"gxx_{platform}", f"stand-in: the system's own C++ compiler, {_compiler()}"
     place = f"etc/conda/activate.d/{name}.sh"
-    return found + [Stub(name, one, "0", compiler, place, _ACTIVATE) for one in variants["cxx_compiler_version"]]
+    return found + [stub(name, one, "0", compiler, place, _ACTIVATE) for one in variants["cxx_compiler_version"]]
 
 
 def _compiler() -> str:

@@ -56,10 +56,11 @@ _HEAD = b"#!python"
 
 @dataclass(frozen=True)
 class Described:
-    """What a wheel says of itself, in conda's words."""
+    """What a package of the stand-in says of itself, in conda's words."""
 
     name: str
     version: str
+    build: str
     depends: tuple[str, ...]
     license: str
     summary: str
@@ -72,10 +73,13 @@ def conda_name(name: str) -> str:
 
 
 def describe(path: Path) -> Described:
-    """What the wheel at `path` says of itself. Raises BundleError if conda's words cannot say it."""
+    """What the wheel at `path` says of itself. Raises BundleError: it is damaged, conda's words cannot say it."""
     _, version, _, _ = parse_wheel_filename(path.name)
-    metadata = _metadata(path)
-    depends = [f"python {PYTHON}.*"] if _holds_python(path) else []
+    try:
+        metadata, for_python = _metadata(path), _holds_python(path)
+    except zipfile.BadZipFile as error:
+        raise BundleError(f"{path} is damaged ({error}): remove it and run this again, which fetches it") from None
+    depends = [f"python {PYTHON}.*"] if for_python else []
     environment: dict[str, str] = {**{k: str(v) for k, v in default_environment().items()}, "extra": ""}
     for line in metadata.get_all("Requires-Dist") or []:
         requirement = Requirement(line)
@@ -84,6 +88,7 @@ def describe(path: Path) -> Described:
     return Described(
         name=conda_name(str(metadata["Name"])),
         version=version.public,  # conda-forge's have no +cpu
+        build=f"py{PYTHON.replace('.', '')}_0" if for_python else "0",
         depends=(*depends, *_MORE.get(conda_name(str(metadata["Name"])), ())),
         license=inventory.license_of(metadata),
         summary=(metadata.get_all("Summary") or [""])[0],

@@ -60,6 +60,17 @@ def test_a_package_that_is_damaged_is_there_again_after_the_next_run(small: Smal
         shutil.rmtree(copied.tree / "env")
 
 
+def test_an_index_is_written_again_if_it_is_damaged_and_else_left_as_it_is(small: Small, copied: Folders) -> None:
+    index = [copied.work / "channel/noarch" / name for name in ("repodata.json", "repodata.json.zst")]
+    before = [path.stat().st_mtime_ns for path in index]
+    assert done(small, copied) == []
+    assert [path.stat().st_mtime_ns for path in index] == before
+    for path in index:
+        path.write_bytes(damaged := b"?" * path.stat().st_size)
+        assert done(small, copied) == []
+        assert path.read_bytes() != damaged
+
+
 @pytest.mark.slow
 def test_a_changed_source_builds_it_again_and_tests_what_runs_with_it(small: Small, copied: Folders) -> None:
     change(copied)

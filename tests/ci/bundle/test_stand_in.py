@@ -1,9 +1,10 @@
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from small_channel import ROOT, SHARED
 
-from bundle import base, channel, interpreter, stand_in, wheels
+from bundle import base, channel, interpreter, stand_in, stubs, wheels
 from bundle.errors import BundleError
 from bundle.folders import Folders
 
@@ -27,11 +28,44 @@ def test_a_second_run_packs_nothing(below: base.Base) -> None:
     assert {path: path.stat().st_mtime_ns for path in files} == before
 
 
-def test_a_wheel_that_was_cut_off_is_named_with_what_to_do(tmp_path: Path) -> None:
-    path = tmp_path / "thing-1.0-py3-none-any.whl"
-    path.write_bytes(b"PK")
-    with pytest.raises(BundleError, match=rf"^{path} is damaged .*: remove it and run this again"):
-        stand_in.plan([path], VARIANTS, "linux-64")
+def test_what_has_changed_is_packed_again_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = [tmp_path / "one", tmp_path / "two"]
+    for file in files:
+        file.touch()
+    found: list[str] = []
+
+    def pack(items: list[stand_in.Item], target: Path, *_: object) -> Iterator[tuple[stand_in.Item, Path]]:
+        for item in items:
+            found.append(item.source.name if isinstance(item.source, Path) else "python")
+            path = target / f"{found[-1]}.conda"
+            path.touch()
+            yield item, path
+
+    def packed() -> list[str]:
+        found.clear()
+        made = stand_in.make(Folders(ROOT, tmp_path), [])
+        assert {path.stem for path in made.glob("*/*.conda")} == {"one", "two", "python"}
+        return sorted(found)
+
+    for where, name, stub in (
+        (stand_in, "_pack", pack),
+        (wheels, "download", lambda *_: files),
+        (stubs, "stubs", lambda *_: []),
+        (channel, "index", lambda _: None),
+    ):
+        monkeypatch.setattr(where, name, stub)
+    assert packed() == ["one", "python", "two"]
+    assert packed() == []
+    files[0].write_text("another wheel")
+    assert packed() == ["one"]
+    (folder,) = tmp_path.glob("stand-in/channel/*/")
+    (folder / "two.conda").write_text("damaged")
+    assert packed() == ["two"]
+    (folder / "python.conda").unlink()
+    (folder / "three.conda").touch()  # which nothing makes
+    assert packed() == ["python"]
+    monkeypatch.setattr(interpreter, "identity", lambda: "another CPython")
+    assert packed() == ["one", "python", "two"]
 
 
 def test_a_python_that_cannot_be_moved_is_said_before_anything_is_fetched(
@@ -48,8 +82,8 @@ def test_another_compiler_of_the_systems_is_another_package(tmp_path: Path, monk
     compiler = tmp_path / "g++"
     monkeypatch.setenv("PATH", str(tmp_path))
 
-    def keys() -> dict[str, str]:
-        return {item.file: item.key for item in stand_in.plan([], VARIANTS, "linux-64")}
+    def keys() -> list[str]:
+        return [item.key for item in stand_in.plan([], VARIANTS, "linux-64")]
 
     found = [keys()]
     for version in ("12.2.0", "12.2.0", "14.1.0"):
@@ -59,4 +93,4 @@ def test_another_compiler_of_the_systems_is_another_package(tmp_path: Path, monk
     none, first, same, other = found
     assert same == first
     for one in (none, other):
-        assert {name for name in first if one[name] != first[name]} == {"gxx_linux-64-14-0.conda"}
+        assert [before == after for before, after in zip(first, one, strict=True)] == [True, True, True, True, False]

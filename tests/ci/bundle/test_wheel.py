@@ -71,6 +71,13 @@ def test_an_mpi_needs_no_python_and_excludes_the_other(tmp_path: Path) -> None:
     assert wheel.describe(path).depends == ("mpi 1.0.* openmpi",)
 
 
+def test_a_wheel_that_was_cut_off_is_named_with_what_to_do(tmp_path: Path) -> None:
+    path = tmp_path / "thing-1.0-py3-none-any.whl"
+    path.write_bytes(b"PK")
+    with pytest.raises(BundleError, match=rf"^{path} is damaged .*: remove it and run this again"):
+        wheel.describe(path)
+
+
 def test_files_lie_as_in_a_prefix_and_a_command_finds_the_python_beside_it_wherever_it_is(tmp_path: Path) -> None:
     members = {
         "some_thing-1.2+cpu.data/data/share/thing/data.txt": "data",
