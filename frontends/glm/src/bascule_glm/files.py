@@ -227,16 +227,19 @@ class FileRows:
         buffers = [page_memory(size) for _ in groups[:_BUFFERS]]
         with _open_direct(self.path) as file, ThreadPoolExecutor(_BUFFERS - 1) as readers:
             self._check(file.fileno())
-            turns = zip(groups, cycle(buffers), strict=False)
-            ahead = deque((turn, readers.submit(self._fill, file.fileno(), *turn)) for turn in islice(turns, _BUFFERS))
+            reads = (  # one begins when it is taken from here: the blocks that were in its buffer are done with then
+                (group, buffer, readers.submit(self._fill, file.fileno(), group, buffer))
+                for group, buffer in zip(groups, cycle(buffers), strict=False)
+            )
+            ahead = deque(islice(reads, _BUFFERS))
             while ahead:
-                (group, buffer), read = ahead.popleft()
+                group, buffer, read = ahead.popleft()
                 read.result()
                 offset = 0
                 for number in group:
                     yield self._block(number, memoryview(buffer)[offset : offset + self._sizes[number]])
                     offset += self._sizes[number]
-                ahead.extend((turn, readers.submit(self._fill, file.fileno(), *turn)) for turn in islice(turns, 1))
+                ahead.extend(islice(reads, 1))
 
     def _groups(self, numbers: Iterable[int], most: int) -> list[list[int]]:
         """Neighbours together, of up to `most` bytes."""
