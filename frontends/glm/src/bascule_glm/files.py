@@ -221,14 +221,14 @@ class FileRows:
         return FileError(f"{self.path} was cut or replaced after it was opened: open it again, or convert its source")
 
     def _read(self, numbers: Iterable[int]) -> Iterator[Block]:
-        """These blocks, while threads read the next ones. A later block may overwrite this one's memory."""
+        """These blocks, while a thread reads the next ones. A later block may overwrite this one's memory."""
         groups = self._groups(numbers, _GROUP)
         size = max((sum(self._sizes[number] for number in group) for group in groups), default=0)
         buffers = [page_memory(size) for _ in groups[:_BUFFERS]]
-        with _open_direct(self.path) as file, ThreadPoolExecutor(_BUFFERS - 1) as readers:
+        with _open_direct(self.path) as file, ThreadPoolExecutor(1) as reader:
             self._check(file.fileno())
             reads = (  # one begins when it is taken from here: the blocks that were in its buffer are done with then
-                (group, buffer, readers.submit(self._fill, file.fileno(), group, buffer))
+                (group, buffer, reader.submit(self._fill, file.fileno(), group, buffer))
                 for group, buffer in zip(groups, cycle(buffers), strict=False)
             )
             ahead = deque(islice(reads, _BUFFERS))
