@@ -22,6 +22,7 @@ from sklearn.exceptions import ConvergenceWarning
 import bascule_glm.budget
 import bascule_glm.certified
 import bascule_glm.files
+import bascule_glm.rows
 import bascule_glm.sources
 from bascule_glm import (
     DataError,
@@ -63,7 +64,7 @@ def parquet(arrays: tuple[Any, Any, Any], tmp_path_factory: pytest.TempPathFacto
 @pytest.fixture
 def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files of many blocks. A fit may hold a part of them; the limit itself is the real one's affair."""
-    monkeypatch.setattr(bascule_glm.sources, "_BLOCK", 16384)
+    monkeypatch.setattr(bascule_glm.rows, "_BLOCK", 16384)
     monkeypatch.setattr(bascule_glm.sources, "_ROWS", 1 << 18)
     monkeypatch.setattr(bascule_glm.sources, "_TEXT", 1 << 16)
     monkeypatch.setattr(bascule_glm.budget, "READ_AHEAD", 0)
@@ -315,12 +316,12 @@ def test_an_interrupted_conversion_goes_on_where_it_was(
     monkeypatch.setattr(bascule_glm.sources, "_SAVE", 1)
     add, begun = bascule_glm.sources._Writer.add, list[int]()
 
-    def interrupted(writer: Any, chunk: Any) -> None:
+    def interrupted(writer: Any, *chunk: Any) -> None:
         begun.append(writer.position)
         if len(begun) == 3:
             os.pwrite(writer._file.fileno(), b"half a block", writer._end)
             raise KeyboardInterrupt
-        add(writer, chunk)
+        add(writer, *chunk)
 
     monkeypatch.setattr(bascule_glm.sources._Writer, "add", interrupted)
     with pytest.raises(KeyboardInterrupt):
@@ -410,7 +411,7 @@ def test_short_reads_go_on_if_the_file_system_has_no_direct_ones(
 ) -> None:
     rows = convert(parquet, tmp_path / "a.rows", label="y", weight="w")
     preadv = os.preadv
-    monkeypatch.setattr(bascule_glm.files, "_open_direct", lambda path: os.open(path, os.O_RDONLY))
+    monkeypatch.setattr(bascule_glm.files, "_open_direct", lambda path: path.open("rb", buffering=0))
     monkeypatch.setattr(os, "preadv", lambda fd, views, offset: preadv(fd, [memoryview(views[0])[:6000]], offset))
     np.testing.assert_array_equal(rows_of(rows)[0], arrays[0])
 
@@ -423,9 +424,9 @@ def test_a_full_disk_is_named_and_the_conversion_goes_on_when_there_is_room(
     whole = convert(parquet, tmp_path / "whole.rows", label="y").path.read_bytes()
     add, begun = bascule_glm.sources._Writer.add, list[int]()
 
-    def noted(writer: Any, chunk: Any) -> None:
+    def noted(writer: Any, *chunk: Any) -> None:
         begun.append(writer.position)
-        add(writer, chunk)
+        add(writer, *chunk)
 
     monkeypatch.setattr(bascule_glm.sources._Writer, "add", noted)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)  # a file that may not grow, like a disk that has no room
@@ -449,8 +450,8 @@ def test_a_source_that_changes_while_it_is_converted_is_refused(
     source.write_text("1 1:2\n0 1:1\n")
     add, before = bascule_glm.sources._Writer.add, source.stat().st_mtime_ns
 
-    def changed(writer: Any, chunk: Any) -> None:
-        add(writer, chunk)
+    def changed(writer: Any, *chunk: Any) -> None:
+        add(writer, *chunk)
         source.write_text(text)
         os.utime(source, ns=(before, before + seconds * 10**9))
 
@@ -518,6 +519,12 @@ def test_integer_targets_of_regression_may_be_as_large_as_nanoseconds_of_today(t
     pq.write_table(pa.table({"a": np.arange(4.0), "y": times}), tmp_path / "a.parquet")
     model = Ridge(alpha=1e-9).fit(tmp_path / "a.parquet", "y")
     assert model.coef_[0] == pytest.approx(1e15, rel=1e-6)
+
+
+def test_a_column_beyond_the_number_that_was_given_is_refused_with_its_line(tmp_path: Path) -> None:
+    (tmp_path / "a.svm").write_text("1 1:2\n0 3:1\n")
+    with pytest.raises(DataError, match="line 2: n_features was set to 2"):
+        convert(tmp_path / "a.svm", n_features=2)
 
 
 def test_a_cut_parquet_file_is_refused(parquet: Path, tmp_path: Path) -> None:

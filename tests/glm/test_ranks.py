@@ -125,7 +125,7 @@ def test_what_one_rank_refuses_every_rank_refuses(tmp_path: Path) -> None:
         ("rank 0 has column 0='a' and rank 1 has column 0='b'", 2),
         ("rank 0 has C=1.0 and rank 1 has C=2.0", 2),
         ("rank 0 has y.shape[1:]=() and rank 1 has y.shape[1:]=(2,)", 2),
-        ("the ranks' coef_ differ, so warm_start cannot begin", 2),
+        ("rank 0 has coef_ and intercept_ to start from='an array of shape (5,) with checksum", 2),
         ("class_weight='balanced' divides by 0, the weight of class 1.0", 2),
         ("at least one non-zero number", 2),
         ("labels are <U1: between ranks they must be numbers", 2),
@@ -167,7 +167,7 @@ def test_ranks_may_say_the_same_in_other_words(tmp_path: Path) -> None:
     assert done.stdout.count("fitted:") == done.stdout.count("named:") == 2
     said = {words: re.findall(rf"{words}: ([0-9.e-]+)", done.stdout) for words in ("weighed", "half")}
     assert float(said["weighed"][0]) == pytest.approx(float(said["half"][0]))  # one rank's rows weigh nothing
-    assert done.stdout.count("rank 0 has alpha=an array of shape (1500,) with checksum") == 2
+    assert done.stdout.count("rank 0 has alpha='an array of shape (1500,) with checksum") == 2
 
 
 DEAD = """

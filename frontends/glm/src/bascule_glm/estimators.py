@@ -213,7 +213,6 @@ class Ridge(Certified, sklearn.linear_model.Ridge):  # type: ignore[misc]
         super()._keep(parameters, problem, steps)
         if len(parameters) == 1:
             self.coef_, self.intercept_ = self.coef_[0], float(self.intercept_[0])
-        self.solver_name_ = self.solver_.name
 
     def predict(self, X: Any) -> Any:
         """Predictions (n,) or (n, K) for rows, or for a file's rows."""

@@ -12,11 +12,14 @@ import copy
 import fcntl
 import json
 import os
-import threading
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from io import FileIO
+from itertools import cycle, islice
+from mmap import mmap
 from pathlib import Path
-from queue import Queue
 from typing import Any
 
 import numpy as np
@@ -74,12 +77,12 @@ class FileRows:
         self.names: list[str] | None = self.about["names"]
         self._weights: NDArray[np.float64] | None = None  # the caller's, one for each row
         self.held: MemoryRows | None = None
-        self._unheld: list[int] = []  # if any are held: the numbers of the other blocks
         self._take(np.array(self.about["blocks"], dtype=np.int64).reshape(-1, 3))
 
     def _take(self, index: NDArray[np.int64]) -> None:
         """Hold these blocks alone: (offset, rows, entries) each."""
         self._index = index
+        self._unheld: Sequence[int] = range(len(index))  # the numbers of the blocks that a pass reads
         self.n_rows, self.entries = (int(one) for one in index[:, 1:].sum(axis=0))
         self._starts = np.concatenate([[0], np.cumsum(index[:, 1])])
         self._sizes = [self._parts(number)[-1][0] for number in range(len(index))]
@@ -109,12 +112,9 @@ class FileRows:
         return other
 
     def __iter__(self) -> Iterator[Block]:
-        if self.held is None:
-            yield from self._read(range(len(self._index)))
-            return
-        # Blocks of both kinds alternate, so that the reader goes on while those in memory are computed on.
-        held = iter(self.held)
-        ratio = self.held.nbytes / max(self.nbytes, 1)
+        # Blocks in memory and blocks that are read alternate, so that reading goes on while the former are computed on.
+        held = iter(self.held or ())
+        ratio = self.held.nbytes / max(self.nbytes, 1) if self.held else 0.0
         due = 0.0
         for block in self._read(self._unheld):
             yield block
@@ -221,32 +221,25 @@ class FileRows:
         return FileError(f"{self.path} was cut or replaced after it was opened: open it again, or convert its source")
 
     def _read(self, numbers: Iterable[int]) -> Iterator[Block]:
-        """These blocks, while a thread reads the next ones. The next block may overwrite the last one's memory."""
+        """These blocks, while a thread reads the next ones. A later block may overwrite this one's memory."""
         groups = self._groups(numbers, _GROUP)
-        if not groups:
-            return
-        free: Queue[Any] = Queue()
-        ready: Queue[Any] = Queue()
-        size = max(sum(self._sizes[number] for number in group) for group in groups)
-        for _ in range(min(_BUFFERS, len(groups))):
-            free.put(page_memory(size))
-        stop = threading.Event()
-        reader = threading.Thread(target=self._read_ahead, args=(groups, free, ready, stop), daemon=True)
-        reader.start()
-        try:
-            for group in groups:
-                buffer = ready.get()
-                if isinstance(buffer, BaseException):
-                    raise buffer
+        size = max((sum(self._sizes[number] for number in group) for group in groups), default=0)
+        buffers = [page_memory(size) for _ in groups[:_BUFFERS]]
+        with _open_direct(self.path) as file, ThreadPoolExecutor(1) as reader:
+            self._check(file.fileno())
+            reads = (  # one begins when it is taken from here: the blocks that were in its buffer are done with then
+                (group, buffer, reader.submit(self._fill, file.fileno(), group, buffer))
+                for group, buffer in zip(groups, cycle(buffers), strict=False)
+            )
+            ahead = deque(islice(reads, _BUFFERS))
+            while ahead:
+                group, buffer, read = ahead.popleft()
+                read.result()
                 offset = 0
                 for number in group:
                     yield self._block(number, memoryview(buffer)[offset : offset + self._sizes[number]])
                     offset += self._sizes[number]
-                free.put(buffer)
-        finally:
-            stop.set()
-            free.put(None)
-            reader.join()
+                ahead.extend(islice(reads, 1))
 
     def _groups(self, numbers: Iterable[int], most: int) -> list[list[int]]:
         """Neighbours together, of up to `most` bytes."""
@@ -261,29 +254,17 @@ class FileRows:
                 nbytes = self._sizes[number]
         return groups
 
-    def _read_ahead(self, groups: list[list[int]], free: Queue[Any], ready: Queue[Any], stop: threading.Event) -> None:
-        try:
-            fd = _open_direct(self.path)
-            try:
-                self._check(fd)
-                direct = fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT
-                for group in groups:
-                    buffer = free.get()
-                    if stop.is_set():
-                        return
-                    offset, nbytes = int(self._index[group[0], 0]), sum(self._sizes[number] for number in group)
-                    view, done = memoryview(buffer)[:nbytes], 0
-                    while done < nbytes:
-                        got = os.preadv(fd, [view[done:]], offset + done)
-                        if got <= 0 or (direct and got % PAGE):  # blocks are whole pages
-                            raise self._changed()
-                        done += got
-                    os.posix_fadvise(fd, offset, nbytes, os.POSIX_FADV_DONTNEED)  # if the page cache was not avoided
-                    ready.put(buffer)
-            finally:
-                os.close(fd)
-        except BaseException as error:  # the thread that computes raises it
-            ready.put(error)
+    def _fill(self, fd: int, group: list[int], buffer: mmap) -> None:
+        """Read neighbouring blocks. Raises FileError if the file ends before."""
+        offset, nbytes = int(self._index[group[0], 0]), sum(self._sizes[number] for number in group)
+        view, done = memoryview(buffer)[:nbytes], 0
+        direct = fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT
+        while done < nbytes:
+            got = os.preadv(fd, [view[done:]], offset + done)
+            if got <= 0 or (direct and got % PAGE):  # blocks are whole pages
+                raise self._changed()
+            done += got
+        os.posix_fadvise(fd, offset, nbytes, os.POSIX_FADV_DONTNEED)  # if the page cache was not avoided
 
     def _block(self, number: int, memory: memoryview) -> Block:
         arrays = [
@@ -300,16 +281,15 @@ class FileRows:
         return Block(x, arrays[3 if self.sparse else 1], self._weights_of(number, arrays[-1]))
 
 
-def _open_direct(path: Path) -> int:
-    """A descriptor that reads past the page cache, if the file system allows it."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+def _open_direct(path: Path) -> FileIO:
+    """The file, read past the page cache if the file system allows it."""
+    file = path.open("rb", buffering=0)
     try:
-        fcntl.fcntl(fd, fcntl.F_SETFL, os.O_DIRECT)
-        with page_memory(PAGE) as page:
-            os.preadv(fd, [page], 0)
+        fcntl.fcntl(file, fcntl.F_SETFL, os.O_DIRECT)
+        _identity(file.fileno())
     except OSError:
-        fcntl.fcntl(fd, fcntl.F_SETFL, 0)
-    return fd
+        fcntl.fcntl(file, fcntl.F_SETFL, 0)
+    return file
 
 
 def _identity(fd: int) -> tuple[int, bytes]:

@@ -48,13 +48,21 @@ class Terms:
 
 
 @dataclass(frozen=True)
-class Logistic:
-    """C w_i log(1 + exp(-y_i z_i)) for two classes: the second has y = 1, the first y = -1."""
+class _OfClasses:
+    """A loss whose labels are classes."""
 
     C: float
     classes: NDArray[np.generic]
     class_weight: Floats
-    outputs: int = 1
+
+    @property
+    def outputs(self) -> int:
+        """One score for two classes, else one a class."""
+        return 1 if len(self.classes) == 2 else len(self.classes)
+
+
+class Logistic(_OfClasses):
+    """C w_i log(1 + exp(-y_i z_i)) for two classes: the second has y = 1, the first y = -1."""
 
     def terms(self, scores: Floats, labels: Floats, weights: Floats) -> Terms:
         """Value and derivatives of a block."""
@@ -66,18 +74,8 @@ class Logistic:
         return Terms(float(np.sum(cost * np.logaddexp(0, -margin))), -sign * cost * wrong, cost * wrong * expit(margin))
 
 
-@dataclass(frozen=True)
-class Softmax:
+class Softmax(_OfClasses):
     """-C w_i log p_i[y_i] with p = softmax(z), for three classes and more."""
-
-    C: float
-    classes: NDArray[np.generic]
-    class_weight: Floats
-
-    @property
-    def outputs(self) -> int:
-        """One score a class."""
-        return len(self.classes)
 
     def terms(self, scores: Floats, labels: Floats, weights: Floats) -> Terms:
         """Value and derivatives of a block."""
@@ -91,21 +89,11 @@ class Softmax:
         return Terms(-float(cost @ log[rows, codes]), slope, curvature, probabilities)
 
 
-@dataclass(frozen=True)
-class SquaredHinge:
+class SquaredHinge(_OfClasses):
     """C w_i max(0, 1 - y_i z_i)^2, for two classes or one class against the rest.
 
     As liblinear has it: against the rest, a class's weight holds for its own rows alone.
     """
-
-    C: float
-    classes: NDArray[np.generic]
-    class_weight: Floats
-
-    @property
-    def outputs(self) -> int:
-        """One score for two classes, else one a class."""
-        return 1 if len(self.classes) == 2 else len(self.classes)
 
     def terms(self, scores: Floats, labels: Floats, weights: Floats) -> Terms:
         """Value and derivatives of a block."""

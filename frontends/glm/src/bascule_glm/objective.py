@@ -211,7 +211,7 @@ class Curvature:
         return self._problem.ranks.add(product) + self._ridge * vector
 
     def matrices(self) -> Floats:
-        """(K, D, D), if the outputs do not depend on one another."""
+        """(K, D, D), if the outputs do not depend on one another. The entries above the diagonal are not all there."""
         outputs, columns = self._ridge.shape
         d = self._rows.n_features
         found = np.zeros((outputs, columns, columns))
@@ -226,8 +226,5 @@ class Curvature:
                     found[k, d, :d] += self._problem.scale * np.asarray(scaled.T @ root).ravel()
                     found[k, d, d] += self._problem.scale**2 * float(terms.curvature[:, k].sum())
         found = self._problem.ranks.add(found)
-        for k in range(outputs):
-            if columns > d:
-                found[k, :d, d] = found[k, d, :d]
-            found[k] += np.diag(self._ridge[k])
+        np.einsum("kii->ki", found)[...] += self._ridge  # a view of the diagonals
         return found

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
+import pickle
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from numbers import Real
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bascule_glm.errors import DataError, GLMError
-
-_WORDS = 1000  # bytes of a text that the other ranks repeat
 
 
 @dataclass(frozen=True)
@@ -32,22 +30,24 @@ class Ranks:
 
         return np.asarray(ddl.allreduce(np.ascontiguousarray(array)))
 
-    def gather(self, array: NDArray[Any]) -> NDArray[Any]:
-        """Everyone's `array` of one shape, stacked: (size, ...)."""
+    def gather(self, value: Any) -> list[Any]:
+        """Everyone's `value`, rank by rank."""
         if self.size == 1:
-            return np.expand_dims(array, 0)
+            return [value]
         import ddl
 
-        return np.asarray(ddl.allgather(np.ascontiguousarray(array)))
+        content = np.frombuffer(pickle.dumps(value), dtype=np.uint8)
+        longest = int(ddl.allgather(np.array([content.size])).max())
+        padded = ddl.allgather(np.resize(content, longest))
+        return [pickle.loads(one.tobytes()) for one in padded]  # a pickle says itself where it ends
 
     def union(self, values: NDArray[Any]) -> NDArray[Any]:
-        """The sorted distinct numbers that any rank has. Each has some. Raises DataError for what is no number."""
+        """The sorted distinct numbers that any rank has. Raises DataError for what is no number."""
         with self.agree():
             if values.dtype.kind not in "biuf":
                 raise DataError(f"labels are {values.dtype}: between ranks they must be numbers, so encode them alike")
             found = np.unique(values.astype(np.float64))
-        longest = int(self.gather(np.array([len(found)])).max())
-        return np.unique(self.gather(np.resize(found, longest)))
+        return np.unique(np.concatenate(self.gather(found)))
 
     @contextmanager
     def agree(self) -> Iterator[None]:
@@ -60,45 +60,32 @@ class Ranks:
             yield
         except Exception as error:
             failed = error
-        said = self._texts("" if failed is None else str(failed) or repr(failed))
+        said = self.gather(None if failed is None else str(failed) or repr(failed))
         if failed is not None:
             raise failed
         for rank, words in enumerate(said):
-            if words:
+            if words is not None:
                 raise DataError(f"rank {rank} cannot fit its rows: {words}")
 
-    def agree_on(self, facts: dict[str, Any], known: bool = True) -> None:
+    def agree_on(self, facts: dict[str, Any] | None) -> None:
         """Raises DataError on every rank if a fact is not the same on all; it names two ranks and what they have.
 
-        A rank that does not know the facts agrees with all, and gives as many.
+        A rank that has None agrees with all.
         """
-        sums = [zlib.crc32(repr(_plain(value)).encode(errors="backslashreplace")) for value in facts.values()]
-        keys = self.gather(np.array([known, *sums]))
-        asked = np.flatnonzero(keys[:, 0])
-        differ = np.argwhere(keys[asked] != keys[asked[:1]])
-        if len(differ):
-            first, other, fact = int(asked[0]), int(asked[differ[0, 0]]), int(differ[0, 1]) - 1
-            name, value = list(facts.items())[fact]
-            said = self._texts(f"{name}={_plain(value) if isinstance(value, np.ndarray) else repr(value)}")
-            found = f"rank {first} has {said[first]} and rank {other} has {said[other]}"
-            raise DataError(f"{found}: give every rank the same")
-
-    def _texts(self, words: str) -> list[str]:
-        """Everyone's words, up to a length."""
-        own = words.encode(errors="backslashreplace")[:_WORDS].ljust(_WORDS, b"\0")
-        everyone = self.gather(np.frombuffer(own, dtype=np.uint8))
-        return [bytes(one).rstrip(b"\0").decode(errors="ignore") for one in everyone]
+        everyone = self.gather(facts and {name: _plain(value) for name, value in facts.items()})
+        known = [(rank, found) for rank, found in enumerate(everyone) if found is not None]
+        for rank, theirs in known:
+            first, ours = known[0]
+            for name, value in ours.items():
+                if theirs.get(name) != value:
+                    found = f"rank {first} has {name}={value!r} and rank {rank} has {name}={theirs.get(name)!r}"
+                    raise DataError(f"{found}: give every rank the same")
 
 
 def _plain(value: Any) -> Any:
-    """The same for values that mean the same: 1 and 1.0, dicts in another order."""
-    if isinstance(value, (Real, np.bool_)):
-        return float(value)
-    if isinstance(value, dict):
-        return sorted(((_plain(key), _plain(one)) for key, one in value.items()), key=repr)
-    if isinstance(value, np.ndarray):  # whose repr leaves out most of a long one
-        numbers = np.asarray(value, dtype=np.float64)
-        return f"an array of shape {numbers.shape} with checksum {zlib.crc32(numbers.tobytes())}"
+    """The value, or a text for an array: its repr would leave out most of a long one."""
+    if isinstance(value, np.ndarray):
+        return f"an array of shape {value.shape} with checksum {zlib.crc32(value.astype(np.float64).tobytes())}"
     return value
 
 

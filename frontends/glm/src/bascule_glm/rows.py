@@ -47,7 +47,8 @@ class MemoryRows:
         """The largest absolute value of each column, (d,)."""
         largest = np.zeros(self.n_features)
         for block in self:
-            largest = np.maximum(largest, largest_of(block.x))
+            found = abs(block.x).max(axis=0)
+            largest = np.maximum(largest, np.ravel(found.toarray() if scipy.sparse.issparse(found) else found))
         return largest
 
 
@@ -56,12 +57,6 @@ def nbytes_of(x: Matrix) -> int:
     if scipy.sparse.issparse(x):
         return int(x.data.nbytes + x.indices.nbytes + x.indptr.nbytes)
     return int(x.nbytes)
-
-
-def largest_of(x: Matrix) -> NDArray[Any]:
-    """The largest absolute value of each column, (d,)."""
-    found = abs(x).max(axis=0)
-    return np.ravel(found.toarray() if scipy.sparse.issparse(found) else found)
 
 
 def extremes(largest: NDArray[np.float64]) -> list[list[float]]:

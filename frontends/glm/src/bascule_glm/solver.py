@@ -160,14 +160,16 @@ def _newton(
 
 
 def _factor(matrix: Floats) -> tuple[Floats, bool]:
-    """A Cholesky factor; of a little more than the matrix, if rounding has made it indefinite."""
-    added = 0.0
+    """A Cholesky factor, from the lower triangle; of a little more than the matrix if rounding made it indefinite."""
+    diagonal = np.einsum("ii->i", matrix)  # a view
+    added = max(1e-10 * float(np.abs(diagonal).max()), np.finfo(float).tiny)
     while True:
         try:
-            factor: tuple[Floats, bool] = scipy.linalg.cho_factor(matrix + added * np.eye(len(matrix)), lower=True)
+            factor: tuple[Floats, bool] = scipy.linalg.cho_factor(matrix, lower=True)
             return factor
         except np.linalg.LinAlgError:
-            added = max(10 * added, 1e-10 * float(np.abs(np.diag(matrix)).max()), np.finfo(float).tiny)
+            diagonal += added
+            added *= 10
 
 
 def _conjugate_gradients(curvature: Curvature, gradient: Floats, exact: float) -> Floats:

@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,12 +22,11 @@ from sklearn.datasets import load_svmlight_file
 
 from bascule_glm.errors import DataError, FileError, GLMError
 from bascule_glm.files import MAGIC, PAGE, FileRows, Layout
-from bascule_glm.rows import Matrix, extremes, largest_of, nbytes_of
+from bascule_glm.rows import Block, MemoryRows, extremes
 
 _TEXT = 8 << 20  # bytes of text that are parsed at once
 _ROWS = 8 << 20  # bytes of columns that are decoded at once
 _SAVE = 128 << 20  # bytes that are written between two notes of where the conversion is
-_BLOCK = 1 << 20  # bytes of a block's features
 _HINTS = {
     "convert": "; labels and values must be numbers",
     "literal": "; columns must be numbers",
@@ -37,13 +36,7 @@ TEXT = (".svm", ".svmlight", ".libsvm", ".txt")
 COLUMNS = (".parquet", ".pq", ".arrow", ".feather", ".ipc")
 
 
-class _Chunk(NamedTuple):
-    """Some rows of a source, in order, and where the next ones begin."""
-
-    x: Matrix
-    labels: NDArray[np.float64]
-    weights: NDArray[np.float64] | None
-    position: int
+_Chunk = tuple[MemoryRows, int]  # some rows of a source, in order, and the position where the next ones begin
 
 
 def open_rows(source: Any, **options: Any) -> FileRows:
@@ -110,8 +103,8 @@ def convert(
                 _part(made).unlink()
                 return FileRows(made)
             writer = _Writer(file, made, origin, reader)
-            for chunk in reader.chunks(writer.position):
-                writer.add(chunk)
+            for rows, position in reader.chunks(writer.position):
+                writer.add(rows, position)
             now = path.stat()
             if (now.st_size, now.st_mtime_ns) != (status.st_size, status.st_mtime_ns):
                 raise FileError(f"{path} changed while it was converted: convert it again when it is complete")
@@ -165,21 +158,18 @@ class _Svmlight:
             file.seek(position)
             while text := file.read(_TEXT):
                 text += file.readline()
-                x, labels = self._parse(text, position)
+                try:
+                    x, labels = self._parse(text)
+                except (ValueError, OverflowError) as error:
+                    raise DataError(self._place(text, position, str(error))) from None
                 position += len(text)
                 if len(labels):  # not blank lines and comments alone
-                    yield _Chunk(x, labels, None, position)
+                    yield MemoryRows(x, labels), position
 
-    def _parse(self, text: bytes, position: int) -> tuple[Matrix, NDArray[np.float64]]:
-        try:
-            # The number of columns is known at the end of the file; here any number does.
-            x, labels = load_svmlight_file(
-                io.BytesIO(text), dtype=np.float64, zero_based=self._options["zero_based"],
-                n_features=self._options["n_features"],
-            )  # fmt: skip
-        except (ValueError, OverflowError) as error:
-            raise DataError(self._place(text, position, str(error))) from None
-        return x, labels
+    def _parse(self, text: bytes) -> Any:
+        """Rows and labels. The number of columns is known at the end of the file; here any number does."""
+        options = {name: self._options[name] for name in ("n_features", "zero_based")}
+        return load_svmlight_file(io.BytesIO(text), dtype=np.float64, **options)
 
     def _place(self, text: bytes, position: int, why: str) -> str:
         """Which line cannot be parsed."""
@@ -189,7 +179,7 @@ class _Svmlight:
                 before, position = before + part.count(b"\n"), position - len(part)
         for number, line in enumerate(text.splitlines(), before + 1):
             try:
-                load_svmlight_file(io.BytesIO(line), zero_based=self._options["zero_based"])
+                self._parse(line)
             except (ValueError, OverflowError) as error:
                 words = "it has no label" if b":" in line.split()[0] else str(error)
                 hint = next((hint for part, hint in _HINTS.items() if part in words), "")
@@ -262,8 +252,8 @@ class _Columns:
         x = np.empty((batch.num_rows, len(self.names)), dtype=np.float64)
         for number, name in enumerate(self.names):
             x[:, number] = column(name)
-        weights = None if self._weight is None else column(self._weight).astype(np.float64)
-        return _Chunk(x, column(self._label).astype(np.float64), weights, before + batch.num_rows)
+        weights = None if self._weight is None else column(self._weight)
+        return MemoryRows(x, column(self._label).astype(np.float64), weights), before + batch.num_rows
 
 
 class _Writer:
@@ -285,22 +275,19 @@ class _Writer:
         os.ftruncate(file.fileno(), self._end)
         self._saved = self._end
 
-    def add(self, chunk: _Chunk) -> None:
+    def add(self, rows: MemoryRows, position: int) -> None:
         """Append rows. Raises DataError for what is no finite number, with its place."""
-        self._check(chunk)
-        largest = largest_of(chunk.x)
+        self._check(rows)
+        largest = rows.largest()
         if largest.max() > np.finfo(self._layout.dtype).max:
             raise DataError(
                 f"{self._target.name}: a value is beyond float32: give dtype='float64', or scale the columns"
             )
-        x = chunk.x.astype(self._layout.dtype)
         width = max(len(self._largest), len(largest))
         self._largest = np.maximum(*(np.pad(one, (0, width - len(one))) for one in (self._largest, largest)))
-        step = max(1, int(_BLOCK * x.shape[0] // max(nbytes_of(x), 1)))
-        for start in range(0, x.shape[0], step):
-            part = slice(start, start + step)
-            self._write(x[part], chunk.labels[part], None if chunk.weights is None else chunk.weights[part])
-        self.position = chunk.position
+        for block in MemoryRows(rows.x.astype(self._layout.dtype), rows.labels, rows.weights):
+            self._write(block)
+        self.position = position
         if self._end - self._saved > _SAVE:
             self._save()
 
@@ -322,31 +309,29 @@ class _Writer:
         os.replace(_part(self._target), self._target)
         self._note.unlink(missing_ok=True)
 
-    def _check(self, chunk: _Chunk) -> None:
-        parts: dict[str, Any] = {"a feature": chunk.x, "the label": chunk.labels, "the weight": chunk.weights}
+    def _check(self, rows: MemoryRows) -> None:
+        parts: dict[str, Any] = {"a feature": rows.x, "the label": rows.labels, "the weight": rows.weights}
         for what, values in parts.items():
-            if values is None:
-                continue
-            sparse = self._layout.sparse and values is chunk.x
+            sparse = self._layout.sparse and values is rows.x
             numbers = values.data if sparse else values
             bad = ~np.isfinite(numbers)
-            if values is chunk.weights:
+            if values is rows.weights:
                 bad |= numbers < 0
             if bad.any():
                 row, *column = np.argwhere(bad)[0].tolist()
                 if sparse:
-                    row = int(np.searchsorted(chunk.x.indptr, row, side="right")) - 1
-                row += 1 + sum(rows for _, rows, _ in self._blocks)
+                    row = int(np.searchsorted(rows.x.indptr, row, side="right")) - 1
+                row += 1 + sum(count for _, count, _ in self._blocks)
                 place = f", column {self._reader.names[column[0]]!r}" if column and self._reader.names else ""
                 raise DataError(
                     f"{self._target.name}: row {row}{place}: {what} is {numbers[bad][0]}: drop the "
                     "row or fill in a finite number (a weight: of zero or more)"
                 )
 
-    def _write(self, x: Matrix, labels: NDArray[np.float64], weights: NDArray[np.float64] | None) -> None:
-        entries = x.nnz if self._layout.sparse else 0
+    def _write(self, block: Block) -> None:
+        x, entries = block.x, block.x.nnz if self._layout.sparse else 0
         arrays = [x.data, x.indices, x.indptr] if self._layout.sparse else [x]
-        arrays += [labels] if weights is None else [labels, weights]
+        arrays += [block.labels, block.weights] if self._layout.weighted else [block.labels]
         *parts, (nbytes, _, _) = self._layout.parts(x.shape[0], x.shape[1], entries)
         memory = np.zeros(nbytes, dtype=np.uint8)
         for array, (offset, count, dtype) in zip(arrays, parts, strict=True):
