@@ -35,8 +35,8 @@ SLOW: list[Edit] = [
 ]  # fmt: skip
 BUGS: dict[str, Edit] = {
     "missing wait: half of the pages come back before they were read": (
-        "read_all(piece.file, static_cast<char*>(stage), nbytes, piece.offset)",
-        "read_all(piece.file, static_cast<char*>(stage), nbytes / 2, piece.offset)",
+        "read_all(piece.file, static_cast<char*>(pages), nbytes, piece.offset)",
+        "read_all(piece.file, static_cast<char*>(pages), nbytes / 2, piece.offset)",
     ),
     "early release: pages that were written to during their copy out are dropped": (
         "        if (piece.state != State::kLeaving) return true;  // it was written to meanwhile, and stays\n",
@@ -53,6 +53,14 @@ BUGS: dict[str, Edit] = {
     "a page dropped dirty: a write to what came back is not noticed": (
         "        piece.state = State::kDirty;\n        return true;\n",
         "        if (piece.state != State::kClean) piece.state = State::kDirty;\n        return true;\n",
+    ),
+    "a page dropped dirty: what came back to be written is taken for unchanged": (
+        "    piece.state = writes ? State::kDirty : State::kClean;\n",
+        "    piece.state = State::kClean;\n",
+    ),
+    "early release: the pages leave before the access is revoked": (
+        "    if (mprotect(piece.address, piece.nbytes, PROT_NONE) != 0) {\n",
+        "    if (piece.nbytes == 0) {\n",
     ),
 }
 
