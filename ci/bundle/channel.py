@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +30,10 @@ os._exit(0)
 def index(channel: Path) -> None:
     """Write the index of `channel`, a folder of folders (linux-64, noarch), if a file in it has changed since.
 
-    Every package is then read anew: one of the same name may have another content. Raises BundleError.
+    It reads every package anew: one of the same name may have another content. Raises BundleError.
     """
     noted = channel.with_name(f".{channel.name}.indexed")
-    if noted.is_file() and noted.read_text() == _files(channel):
+    if noted.is_file() and noted.read_text() == _state(channel):
         return
     (channel / "noarch").mkdir(parents=True, exist_ok=True)  # a channel without one is none to conda
     done = subprocess.run(
@@ -41,11 +42,13 @@ def index(channel: Path) -> None:
     shutil.rmtree(channel / ".tmp", ignore_errors=True)
     if done.returncode:
         raise BundleError(f"{channel} could not be indexed: {done.stderr.strip()[-1000:]}")
-    write(noted, _files(channel))
+    write(noted, _state(channel))
 
 
-def _files(channel: Path) -> str:
-    return json.dumps([[path.parent.name, *seen(path)] for path in sorted(channel.glob("*/*"))])
+def _state(channel: Path) -> str:
+    """What the index depends on, and the index itself, as a text to compare."""
+    files = [[path.parent.name, *seen(path)] for path in sorted(channel.glob("*/*"))]
+    return json.dumps([version("py-rattler"), _INDEX, files])
 
 
 def records(channel: Path) -> Iterator[dict[str, Any]]:

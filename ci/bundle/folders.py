@@ -87,8 +87,8 @@ def checksum_of(path: Path) -> str:
 
 
 def seen(path: Path) -> list[object]:
-    """A file's name, size and date: whatever is done to its content changes one of them."""
-    status = path.stat()
+    """A file's name, size and date: what writes to it changes one of them, unless it sets the date back."""
+    status = path.lstat()
     return [path.name, status.st_size, status.st_mtime_ns]
 
 

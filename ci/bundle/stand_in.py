@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import as_completed
 from dataclasses import dataclass
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 
 import rattler_build
@@ -73,21 +74,24 @@ def make(where: Folders, frameworks: Sequence[str]) -> Path:
         if file not in known.values():
             (target / str(file[0])).unlink()
     todo = [item for item in items if item.key not in known]
+    for item in todo:
+        if isinstance(item.source, Path):
+            wheel.describe(item.source)  # a damaged one ends the run before the large ones are packed
     for item, path in _pack(todo, target, platform, where.stand_in):
         known[item.key] = seen(path)
         write(noted, json.dumps(known, indent=1))  # what a run that is killed has packed stays
     channel.index(made)
     write(made / MARK, _MARKED)
-    write(noted, json.dumps(known, indent=1))
     return made
 
 
 def plan(files: Iterable[Path], variants: Variants, platform: str) -> list[Item]:
     """What the channel is to hold: the interpreter, the stubs, and a package for each wheel."""
-    program = [checksum_of(Path(module.__file__ or "")) for module in (inventory, interpreter, stubs, wheel)]
+    sources = [Path(__file__), *(Path(module.__file__ or "") for module in (inventory, interpreter, stubs, wheel))]
+    program = [version("py-rattler-build"), interpreter.identity(), *map(checksum_of, sources)]
 
     def item(nbytes: int, source: Path | stubs.Stub | None, *made_from: object) -> Item:
-        return Item(digest(program, interpreter.identity(), made_from), nbytes, source)
+        return Item(digest(program, made_from), nbytes, source)
 
     items = [item(60 << 20, None), *(item(0, one, str(one)) for one in stubs.stubs(variants, platform))]
     for file in files:

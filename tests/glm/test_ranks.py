@@ -125,7 +125,7 @@ def test_what_one_rank_refuses_every_rank_refuses(tmp_path: Path) -> None:
         ("rank 0 has column 0='a' and rank 1 has column 0='b'", 2),
         ("rank 0 has C=1.0 and rank 1 has C=2.0", 2),
         ("rank 0 has y.shape[1:]=() and rank 1 has y.shape[1:]=(2,)", 2),
-        ("rank 0 has coef_ and intercept_ to start from='an array of shape (5,) with checksum", 2),
+        ("rank 0 has warm_start's coef_ and intercept_='an array of shape (5,) with checksum", 2),
         ("class_weight='balanced' divides by 0, the weight of class 1.0", 2),
         ("at least one non-zero number", 2),
         ("labels are <U1: between ranks they must be numbers", 2),

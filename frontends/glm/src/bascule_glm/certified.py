@@ -146,10 +146,12 @@ class Certified(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no typ
 
     def _agree(self, rows: Rows, joined: Ranks) -> None:
         """Raise DataError if ranks differ in what all must have alike, else their sums were of different problems."""
+        if joined.size == 1:
+            return
         shared = {name: value for name, value in self.get_params().items() if name not in _OWN}
         targets = "a file's" if isinstance(rows, FileRows) else rows.labels.shape[1:]
         start = np.append(np.ravel(self.coef_), self.intercept_) if self._is_warm() else None
-        shared |= {"n_features": rows.n_features, "y.shape[1:]": targets, "coef_ and intercept_ to start from": start}
+        shared |= {"n_features": rows.n_features, "y.shape[1:]": targets, "warm_start's coef_ and intercept_": start}
         joined.agree_on(shared)
         names = getattr(self, "feature_names_in_", None)
         joined.agree_on(None if names is None else {f"column {number}": name for number, name in enumerate(names)})

@@ -223,12 +223,14 @@ class FileRows:
     def _read(self, numbers: Iterable[int]) -> Iterator[Block]:
         """These blocks, while a thread reads the next ones. A later block may overwrite this one's memory."""
         groups = self._groups(numbers, _GROUP)
-        size = max((sum(self._sizes[number] for number in group) for group in groups), default=0)
+        if not groups:
+            return
+        size = max(sum(self._sizes[number] for number in group) for group in groups)
         buffers = [page_memory(size) for _ in groups[:_BUFFERS]]
         with _open_direct(self.path) as file, ThreadPoolExecutor(1) as reader:
             self._check(file.fileno())
-            reads = (  # one begins when it is taken from here: the blocks that were in its buffer are done with then
-                (group, buffer, reader.submit(self._fill, file.fileno(), group, buffer))
+            reads = (  # taking one starts its read; its buffer is free by then
+                (group, buffer, reader.submit(self._fill, file, group, buffer))
                 for group, buffer in zip(groups, cycle(buffers), strict=False)
             )
             ahead = deque(islice(reads, _BUFFERS))
@@ -254,10 +256,11 @@ class FileRows:
                 nbytes = self._sizes[number]
         return groups
 
-    def _fill(self, fd: int, group: list[int], buffer: mmap) -> None:
+    def _fill(self, file: FileIO, group: list[int], buffer: mmap) -> None:
         """Read neighbouring blocks. Raises FileError if the file ends before."""
         offset, nbytes = int(self._index[group[0], 0]), sum(self._sizes[number] for number in group)
         view, done = memoryview(buffer)[:nbytes], 0
+        fd = file.fileno()  # raises if the file is closed
         direct = fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT
         while done < nbytes:
             got = os.preadv(fd, [view[done:]], offset + done)

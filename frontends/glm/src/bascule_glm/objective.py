@@ -211,7 +211,7 @@ class Curvature:
         return self._problem.ranks.add(product) + self._ridge * vector
 
     def matrices(self) -> Floats:
-        """(K, D, D), if the outputs do not depend on one another. The entries above the diagonal are not all there."""
+        """(K, D, D), if the outputs do not depend on one another. Only the lower triangle is complete."""
         outputs, columns = self._ridge.shape
         d = self._rows.n_features
         found = np.zeros((outputs, columns, columns))

@@ -83,10 +83,11 @@ class Ranks:
 
 
 def _plain(value: Any) -> Any:
-    """The value, or a text for an array: its repr would leave out most of a long one."""
-    if isinstance(value, np.ndarray):
-        return f"an array of shape {value.shape} with checksum {zlib.crc32(value.astype(np.float64).tobytes())}"
-    return value
+    """What can be compared with `!=`, sent and printed in full: for an array a text, for a kind of dict a dict."""
+    if hasattr(value, "__array__") and np.ndim(value):
+        array = np.asarray(value, dtype=np.float64)
+        return f"an array of shape {array.shape} with checksum {zlib.crc32(array.tobytes())}"
+    return dict(value) if isinstance(value, dict) else value
 
 
 ALONE = Ranks()
