@@ -74,9 +74,6 @@ def make(where: Folders, frameworks: Sequence[str]) -> Path:
         if file not in known.values():
             (target / str(file[0])).unlink()
     todo = [item for item in items if item.key not in known]
-    for item in todo:
-        if isinstance(item.source, Path):
-            wheel.describe(item.source)  # a damaged one ends the run before the large ones are packed
     for item, path in _pack(todo, target, platform, where.stand_in):
         known[item.key] = seen(path)
         write(noted, json.dumps(known, indent=1))  # what a run that is killed has packed stays
@@ -105,6 +102,9 @@ def _pack(items: list[Item], target: Path, platform: str, folder: Path) -> Itera
 
     Raises BundleError.
     """
+    for item in items:
+        if isinstance(item.source, Path):
+            wheel.describe(item.source)  # a damaged one ends the run before the large ones are packed
     with (
         tempfile.TemporaryDirectory(dir=folder, prefix=".stage-") as stages,
         process.pool(min(len(items), os.cpu_count() or 1)) as pool,

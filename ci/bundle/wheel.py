@@ -73,8 +73,10 @@ def conda_name(name: str) -> str:
 
 
 def describe(path: Path) -> Described:
-    """What the wheel at `path` says of itself. Raises BundleError if it is damaged, or if
-    conda's words cannot say it."""
+    """What the wheel at `path` says of itself.
+
+    Raises BundleError if it is damaged, or if conda's words cannot say it.
+    """
     _, version, _, _ = parse_wheel_filename(path.name)
     try:
         metadata, for_python = _metadata(path), _holds_python(path)

@@ -1,9 +1,8 @@
-#include "measure/stream.h"
-
 #include <chrono>
 #include <thread>
 
 #include "check.h"
+#include "measure/stream.h"
 #include "talk.h"
 
 using namespace ddl;

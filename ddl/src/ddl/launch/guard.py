@@ -119,7 +119,7 @@ def keep_alive(connection: socket.socket) -> None:
 
 
 def has_fallen_silent(connection: socket.socket) -> bool:
-    """Whether the other host's kernel has acknowledged nothing for SILENT_SECONDS, probes included."""
+    """Whether the other host's kernel has acknowledged nothing for SILENT_SECONDS. It answers probes, too."""
     # Linux's struct tcp_info: eight bytes and twelve words before the milliseconds since the last acknowledgement.
     info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 60)
     return int.from_bytes(info[56:60], sys.byteorder) >= SILENT_SECONDS * 1000

@@ -239,12 +239,17 @@ class Watch:
             poll.register(descriptor, select.POLLIN)
         while time.monotonic() < until and not all(map(guard.has_fallen_silent, left.values())):
             for descriptor, _ in poll.poll(LOOK_SECONDS * 1000):
-                with suppress(OSError):
+                silent = False
+                try:
                     if left[descriptor].recv(64):
                         self._is_alone(self._guards[left[descriptor]], time.monotonic())
                         continue
+                except OSError as error:
+                    silent = error.errno != errno.ECONNRESET
                 poll.unregister(descriptor)
-                self._drop(left.pop(descriptor))
+                connection = left.pop(descriptor)
+                if not silent:
+                    self._drop(connection)
         for connection, host in list(self._guards.items()):
             self._say(
                 f"host {host} ({self._ranks_of(host)}) does not answer: whether its processes have ended is not known; "

@@ -14,11 +14,6 @@ constexpr std::size_t kMostSeams = 16384;
 constexpr std::size_t kUnbounded = std::numeric_limits<std::size_t>::max();
 constexpr std::size_t kMostAdopted = 32 << 20;  // idle bytes, if nothing else bounds them
 
-bool is_mapping(void* start, std::size_t nbytes) {
-    // Nothing moves. Linux 6.17 and later say yes to several mappings, and move several.
-    return mremap(start, nbytes, nbytes, 0) != MAP_FAILED;
-}
-
 void* reserve(std::size_t nbytes) {
     // Without access it counts against no limit on memory (RLIMIT_DATA, overcommitment) while pages move in.
     void* const run = mmap(nullptr, nbytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -71,55 +66,59 @@ std::size_t PagePool::lend(void* block, std::size_t most) {
     return found->second.nbytes;
 }
 
-void PagePool::paged(std::ptrdiff_t more) {
+void PagePool::left(std::size_t nbytes) {
     const std::lock_guard<std::mutex> guard(mutex_);
-    usage_.paged += static_cast<std::size_t>(more);
-    note_peak();
-    trim(keep_);
+    usage_.paged -= nbytes;
 }
 
-void* PagePool::take_pages(std::size_t nbytes) {
+void* PagePool::take_pages(std::size_t nbytes, void* place) {
     const std::lock_guard<std::mutex> guard(mutex_);
-    Address run = take(nbytes);
-    while (run != nullptr && !can_move(run, nbytes)) {  // at last there are fresh ones
-        give_up(blocks_.find(run));
-        run = take(nbytes);
+    auto fit = idle_.lower_bound({nbytes, nullptr});
+    const auto has_seam = [&](Address start) {
+        const auto seam = seams_.upper_bound(start);
+        return seam != seams_.end() && *seam < start + nbytes;
+    };
+    while (fit != idle_.end() && has_seam(fit->second)) ++fit;
+    Address run = nullptr;
+    if (fit != idle_.end()) {
+        const auto block = blocks_.find(fit->second);
+        remove_idle(block);
+        if (block->second.nbytes > nbytes) add_idle(split(block, nbytes));
+        run = block->first;
+        blocks_.erase(block);
+        seams_.erase(run);
+        seams_.insert(run + nbytes);
+    } else {
+        void* const fresh = mmap(nullptr, nbytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (fresh == MAP_FAILED) return nullptr;
+        run = static_cast<Address>(fresh);
+        usage_.fresh += nbytes;
     }
-    if (run == nullptr) return nullptr;
+    const Address to = static_cast<Address>(place);
+    seams_.insert({to, to + nbytes});
     usage_.paged += nbytes;
     note_peak();
     trim(keep_);
     return run;
 }
 
-bool PagePool::put_pages(void* run, void* place) {
+bool PagePool::wants(std::size_t nbytes) const {
     const std::lock_guard<std::mutex> guard(mutex_);
-    const auto block = blocks_.find(static_cast<Address>(run));
-    const Address start = block->first, to = static_cast<Address>(place);
-    const std::size_t nbytes = block->second.nbytes;
-    blocks_.erase(block);
-    seams_.erase(seams_.lower_bound(to), seams_.lower_bound(to + nbytes));
-    seams_.insert({start + nbytes, to + nbytes});
-    return move_mappings(start, to, start + nbytes) == start + nbytes;
+    return keep_ != kUnbounded || usage_.idle + nbytes <= kMostAdopted;
 }
 
-std::size_t PagePool::adopt(void* place, std::size_t nbytes) {
+void PagePool::adopt(void* pages, std::size_t nbytes) {
     const std::lock_guard<std::mutex> guard(mutex_);
-    const bool wanted = keep_ != kUnbounded || usage_.idle + nbytes <= kMostAdopted;
-    void* const run = wanted ? reserve(nbytes) : nullptr;
-    if (run == nullptr) return 0;
-    const Address from = static_cast<Address>(place), start = static_cast<Address>(run);
-    seams_.erase(seams_.lower_bound(start), seams_.lower_bound(start + nbytes));
-    seams_.insert({from + nbytes, start + nbytes});
-    auto moved = static_cast<std::size_t>(move_mappings(from, start, from + nbytes, MREMAP_DONTUNMAP) - from);
-    if (moved > 0 && mprotect(start, moved, PROT_READ | PROT_WRITE) != 0) moved = 0;
-    if (moved < nbytes) give_back(start + moved, nbytes - moved);
-    if (moved > 0) {
-        usage_.paged -= moved;
-        add_idle(blocks_.emplace(start, Block{moved, false}).first);
-        trim(keep_);
+    const Address start = static_cast<Address>(pages);
+    usage_.paged -= nbytes;
+    if (mprotect(start, nbytes, PROT_READ | PROT_WRITE) != 0) {
+        give_back(start, nbytes);
+        return;
     }
-    return moved;
+    seams_.erase(seams_.lower_bound(start), seams_.lower_bound(start + nbytes));
+    seams_.insert({start, start + nbytes});
+    add_idle(blocks_.emplace(start, Block{nbytes, false}).first);
+    trim(keep_);
 }
 
 void PagePool::keep(std::size_t nbytes) {
@@ -195,50 +194,30 @@ PagePool::Address PagePool::abandon(Address start, std::size_t nbytes, std::size
     return nullptr;
 }
 
-// Move the pages at `from` to `to`. Where the system refuses (too many mappings, or one that a library split by madvise
-// or mlock), those pages are returned to it and fresh ones taken, which costs time and nothing else. False when there
-// are none.
+// Move the pages at `from` to `to`, mapping by mapping. Where the system refuses (too many mappings, or one that a
+// library split by madvise or mlock), those pages are returned to it and fresh ones taken, which costs time and nothing
+// else. False when there are none.
 bool PagePool::move(Address from, Address to, std::size_t nbytes) {
     const Address end = from + nbytes;
     seams_.insert(end);
-    for (Address piece = from; (piece = move_mappings(piece, to + (piece - from), end)) < end;) {
-        const Address next = std::min(*seams_.upper_bound(piece), end), target = to + (piece - from);
-        const auto size = static_cast<std::size_t>(next - piece);
-        give_back(piece, size);
-        if (mprotect(target, size, PROT_READ | PROT_WRITE) != 0) {
-            if (next < end) give_back(next, static_cast<std::size_t>(end - next));
-            return false;
-        }
-        usage_.returned += size;
-        usage_.fresh += size;
-        seams_.insert(target);
-        seams_.erase(piece);
-        piece = next;
-    }
-    return true;
-}
-
-// Move mapping by mapping, with their seams, until the system refuses one: where that begins, or `end`.
-PagePool::Address PagePool::move_mappings(Address from, Address to, Address end, int flags) {
     for (Address piece = from; piece < end;) {
-        const Address next = std::min(*seams_.upper_bound(piece), end), target = to + (piece - from);
+        const Address next = std::min(*seams_.upper_bound(piece), end);
         const auto size = static_cast<std::size_t>(next - piece);
-        // Asked first: a move that fails because there are several has unmapped its target already, and another thread
-        // might get these addresses.
-        if (!is_mapping(piece, size)) return piece;
-        if (mremap(piece, size, size, MREMAP_MAYMOVE | MREMAP_FIXED | flags, target) == MAP_FAILED) return piece;
+        const Address target = to + (piece - from);
+        // Asked first whether it is one mapping (nothing moves): a move that fails for that reason has unmapped its
+        // target already, and another thread might get these addresses. Linux 6.17 and later say yes, and move several.
+        const bool whole = mremap(piece, size, size, 0) != MAP_FAILED;
+        if (!whole || mremap(piece, size, size, MREMAP_MAYMOVE | MREMAP_FIXED, target) == MAP_FAILED) {
+            give_back(piece, size);
+            if (mprotect(target, size, PROT_READ | PROT_WRITE) != 0) {
+                if (next < end) give_back(next, static_cast<std::size_t>(end - next));
+                return false;
+            }
+            usage_.returned += size;
+            usage_.fresh += size;
+        }
         seams_.insert(target);
         seams_.erase(piece);
-        piece = next;
-    }
-    return end;
-}
-
-bool PagePool::can_move(Address start, std::size_t nbytes) const {
-    for (Address piece = start, end = start + nbytes; piece < end;) {
-        const auto seam = seams_.upper_bound(piece);
-        const Address next = seam == seams_.end() ? end : std::min(*seam, end);
-        if (!is_mapping(piece, static_cast<std::size_t>(next - piece))) return false;
         piece = next;
     }
     return true;
@@ -295,7 +274,7 @@ void PagePool::trim(std::size_t most) {
 void PagePool::give_up(Blocks::iterator block) {
     const Address end = block->first + block->second.nbytes;
     give_back(block->first, block->second.nbytes);
-    usage_.returned += block->second.nbytes;
+    if (!block->second.lent) usage_.returned += block->second.nbytes;  // else some of its pages may be away
     seams_.erase(seams_.lower_bound(block->first), seams_.lower_bound(end));
     seams_.insert(end);
     blocks_.erase(block);

@@ -51,19 +51,19 @@ class PagePool {
     // bytes of the block; zero, and nothing done, for memory that is not the pool's and for more than `most` bytes.
     std::size_t lend(void* block, std::size_t most);
 
-    // So many more bytes of lent blocks are in memory, or fewer.
-    void paged(std::ptrdiff_t more);
+    // So many bytes of lent blocks are in memory no more.
+    void left(std::size_t nbytes);
 
-    // A run of pages that can be moved, for `nbytes` of a lent block that come back; null when the system has no more.
-    void* take_pages(std::size_t nbytes);
+    // Pages for `nbytes` that come back to `place` in a lent block: one mapping, which the caller moves there. They
+    // count as there. Null when the system has no more.
+    void* take_pages(std::size_t nbytes, void* place);
 
-    // Move the pages of such a run to their place in the lent block. False if the system refuses.
-    bool put_pages(void* run, void* place);
+    // Whether pages that leave are of use here. Without a bound on what is kept, few are: the others would stay for
+    // ever.
+    bool wants(std::size_t nbytes) const;
 
-    // Take pages over from a place in a lent block without access, and hand them out like freed ones. The addresses stay
-    // mapped, with no pages behind them. Bytes from the start of the place; fewer if the pool has enough, or if the
-    // system does not move them.
-    std::size_t adopt(void* place, std::size_t nbytes);
+    // Take over pages that left a lent block, as a mapping of their own. They are handed out like freed ones.
+    void adopt(void* pages, std::size_t nbytes);
 
     // Keep idle pages only while all pages together are at most `nbytes`; return what is more, now and from now on.
     void keep(std::size_t nbytes);
@@ -91,8 +91,6 @@ class PagePool {
     Address stitch(std::size_t nbytes);
     Address abandon(Address start, std::size_t nbytes, std::size_t moved);
     bool move(Address from, Address to, std::size_t nbytes);
-    Address move_mappings(Address from, Address to, Address end, int flags = 0);
-    bool can_move(Address start, std::size_t nbytes) const;
     void add_idle(Blocks::iterator block);
     void remove_idle(Blocks::iterator block);
     Blocks::iterator split(Blocks::iterator block, std::size_t nbytes);

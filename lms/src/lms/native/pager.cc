@@ -162,12 +162,13 @@ bool Pager::forget(char* address) {
         changed_.wait(lock, [&piece] { return !piece.busy; });
         end += piece.nbytes;
         usage_.tracked -= piece.nbytes;
-        const bool clean = piece.state == State::kClean;
-        whole = whole && (piece.state == State::kDirty ||
-                          (clean && mprotect(piece.address, piece.nbytes, PROT_READ | PROT_WRITE) == 0));
+        if (piece.state == State::kClean && mprotect(piece.address, piece.nbytes, PROT_READ | PROT_WRITE) == 0) {
+            piece.state = State::kDirty;
+        }
+        whole = whole && piece.state == State::kDirty;
         if (piece.state != State::kAway && piece.state != State::kLost) {
             usage_.resident -= piece.nbytes;
-            pool_.paged(-static_cast<std::ptrdiff_t>(piece.nbytes));
+            pool_.left(piece.nbytes);
         }
         piece.state = State::kEmpty;
         found = addresses_.erase(found);
@@ -189,7 +190,10 @@ void Pager::keep(std::size_t nbytes) {
 
 void Pager::expect(const std::uint32_t* pieces, const std::uint32_t* positions, std::size_t count) {
     const Lock lock(mutex_);
-    for (Piece& piece : pieces_) piece.positions.clear();
+    for (Piece& piece : pieces_) {
+        piece.positions.clear();
+        piece.rewritten = false;
+    }
     length_ = 0;
     for (std::size_t index = 0; index < count; ++index) {
         pieces_[pieces[index]].positions.push_back(positions[index]);
@@ -254,7 +258,7 @@ void Pager::in_child() {
         piece.file = -1;
         if (piece.state == State::kComing) {
             usage_.resident -= piece.nbytes;
-            pool_.paged(-static_cast<std::ptrdiff_t>(piece.nbytes));
+            pool_.left(piece.nbytes);
         }
         if (piece.state == State::kComing || piece.state == State::kAway) piece.state = State::kLost;
     }
@@ -268,21 +272,33 @@ void Pager::bring(Lock& lock, Piece& piece) {
     const std::size_t nbytes = piece.nbytes;
     usage_.resident += nbytes;
     // Optimizer state is written in its one use of a step, and need not fault for it.
-    const bool writes = piece.rewritten && piece.positions.size() == 1;
+    bool writable = piece.rewritten && piece.positions.size() == 1;
+    void* const pages = pool_.take_pages(nbytes, piece.address);
+    if (pages == nullptr) die("no memory", nbytes, ENOMEM);
     lock.unlock();
-    void* const pages = pool_.take_pages(nbytes);
-    if (pages == nullptr) die("no memory", nbytes, errno);
-    if (const int error = read_all(piece.file, static_cast<char*>(pages), nbytes, piece.offset)) {
-        die("reading the spill file failed", nbytes, error);
+    if (!fill(piece, pages, writable)) {
+        // A library split the mapping, by madvise or mlock, and the system moves only one at once.
+        munmap(pages, nbytes);
+        void* const fresh = mmap(nullptr, nbytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (fresh == MAP_FAILED || !fill(piece, fresh, writable)) die("mremap", nbytes, errno);
     }
-    if (!writes && mprotect(pages, nbytes, PROT_READ) != 0) die("mprotect", nbytes, errno);
-    if (!pool_.put_pages(pages, piece.address)) die("mremap", nbytes, errno);
     lock.lock();
-    piece.state = writes ? State::kDirty : State::kClean;
+    piece.state = writable ? State::kDirty : State::kClean;
     piece.busy = false;
     piece.touched = ++clock_;
     usage_.back += nbytes;
     changed_.notify_all();
+}
+
+// Read a piece into `pages` and move them to its place. They become `writable` if the system does not make them
+// read-only. False if it does not move them.
+bool Pager::fill(const Piece& piece, void* pages, bool& writable) {
+    const std::size_t nbytes = piece.nbytes;
+    if (const int error = read_all(piece.file, static_cast<char*>(pages), nbytes, piece.offset)) {
+        die("reading the spill file failed", nbytes, error);
+    }
+    writable = writable || mprotect(pages, nbytes, PROT_READ) != 0;
+    return mremap(pages, nbytes, nbytes, MREMAP_MAYMOVE | MREMAP_FIXED, piece.address) != MAP_FAILED;
 }
 
 // Write a piece's pages, unless the file has them, and give them back. False if the disk takes no more.
@@ -304,19 +320,37 @@ bool Pager::evict(Lock& lock, Piece& piece) {
         }
         usage_.out += piece.nbytes;
     }
-    if (mprotect(piece.address, piece.nbytes, PROT_NONE) != 0) {
+    void* const pages = pool_.wants(piece.nbytes) ? lift(piece) : nullptr;
+    // A fresh mapping over it gives the pages back and takes the access at once. Neighbours become one mapping.
+    if (mmap(piece.address, piece.nbytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == MAP_FAILED &&
+        pages == nullptr) {
+        if (mprotect(piece.address, piece.nbytes, PROT_READ) != 0) die("mprotect", piece.nbytes, errno);
         piece.state = State::kClean;
         return false;
     }
-    const std::size_t kept = pool_.adopt(piece.address, piece.nbytes);
-    if (kept < piece.nbytes) {
-        madvise(piece.address + kept, piece.nbytes - kept, MADV_DONTNEED);
-        pool_.paged(-static_cast<std::ptrdiff_t>(piece.nbytes - kept));
-    }
     piece.state = State::kAway;
     usage_.resident -= piece.nbytes;
+    if (pages != nullptr) {
+        pool_.adopt(pages, piece.nbytes);
+    } else {
+        pool_.left(piece.nbytes);
+    }
     changed_.notify_all();
     return true;
+}
+
+// Revoke the access to a piece whose bytes are in its file, and move its pages away: the system clears new pages before
+// it hands them out, which takes longer than reading into these. Null if it does not move them.
+void* Pager::lift(const Piece& piece) {
+#ifdef MREMAP_DONTUNMAP
+    if (mprotect(piece.address, piece.nbytes, PROT_NONE) != 0) return nullptr;
+    // The addresses stay mapped, with no pages behind them. No thread sees those, because it has no access.
+    void* const pages = mremap(piece.address, piece.nbytes, piece.nbytes, MREMAP_MAYMOVE | MREMAP_DONTUNMAP, nullptr);
+    if (pages != MAP_FAILED) return pages;  // else there are several mappings, or the system is older than Linux 5.7
+#else
+    static_cast<void>(piece);
+#endif
+    return nullptr;
 }
 
 // Let others leave until `nbytes` more may come, as far as they can.

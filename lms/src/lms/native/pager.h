@@ -53,7 +53,7 @@ class Pager {
     // lives on elsewhere.
     bool track(std::uint32_t first, char* address, int file, std::uint64_t offset, std::size_t room, bool transient);
 
-    // The block is freed. Whether all of its pages are in memory and can be written: they are of use to others then.
+    // The block is freed. What is clean becomes writable. True if all its pages are in memory: the pool may reuse them.
     bool forget(char* address);
 
     // Another handler of SIGSEGV was installed: ours goes before it again.
@@ -104,6 +104,8 @@ class Pager {
     void bring(Lock& lock, Piece& piece);
     bool evict(Lock& lock, Piece& piece);
     void make_room(Lock& lock, std::size_t nbytes);
+    bool fill(const Piece& piece, void* pages, bool& writable);
+    void* lift(const Piece& piece);
     Piece* next_back(std::uint32_t* distance);
     Piece* next_out(std::uint32_t than, bool reads_ahead);
     std::uint32_t distance(const Piece& piece) const;

@@ -55,12 +55,12 @@ BUGS: dict[str, Edit] = {
         "        if (piece.state != State::kClean) piece.state = State::kDirty;\n        return true;\n",
     ),
     "a page dropped dirty: what came back to be written is taken for unchanged": (
-        "    piece.state = writes ? State::kDirty : State::kClean;\n",
+        "    piece.state = writable ? State::kDirty : State::kClean;\n",
         "    piece.state = State::kClean;\n",
     ),
     "early release: the pages leave before the access is revoked": (
-        "    if (mprotect(piece.address, piece.nbytes, PROT_NONE) != 0) {\n",
-        "    if (piece.nbytes == 0) {\n",
+        "    if (mprotect(piece.address, piece.nbytes, PROT_NONE) != 0) return nullptr;\n",
+        "",
     ),
 }
 
