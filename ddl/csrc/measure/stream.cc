@@ -107,9 +107,9 @@ void Stream::send_more() {
 }
 
 // Counts whole messages, from the first arrival after the warm-up to the first after the end, over their time. If that
-// covers at most half of the time, because little arrived or this rank did not get its core, counts everything. Its time
-// is then at least that for which the other rank sends: all may have been there when this rank got its core. The last
-// arrival is always the end message.
+// covers at most half of the time, because little arrived or this rank did not get its core, counts everything. Its
+// time is then at least that for which the other rank sends: all may have been there when this rank got its core. The
+// last arrival is always the end message.
 double Stream::rate() const {
     const double opens = start_ + box_.warm_seconds, closes = opens + box_.count_seconds;
     const auto since = [this](double moment) {
