@@ -39,7 +39,7 @@ class Ranks:
         content = np.frombuffer(pickle.dumps(value), dtype=np.uint8)
         longest = int(ddl.allgather(np.array([content.size])).max())
         padded = ddl.allgather(np.resize(content, longest))
-        return [pickle.loads(one.tobytes()) for one in padded]  # a pickle says itself where it ends
+        return [pickle.loads(one.tobytes()) for one in padded]  # a pickle tells its own end
 
     def union(self, values: NDArray[Any]) -> NDArray[Any]:
         """The sorted distinct numbers that any rank has. Raises DataError for what is no number."""

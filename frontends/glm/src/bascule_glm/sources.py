@@ -36,7 +36,7 @@ TEXT = (".svm", ".svmlight", ".libsvm", ".txt")
 COLUMNS = (".parquet", ".pq", ".arrow", ".feather", ".ipc")
 
 
-_Chunk = tuple[MemoryRows, int]  # some rows of a source, in order, and the position where the next ones begin
+_Chunk = tuple[MemoryRows, int]  # some rows of a source, in order, and the position of the next ones
 
 
 def open_rows(source: Any, **options: Any) -> FileRows:
