@@ -90,7 +90,7 @@ def test_a_job_that_lost_a_host_starts_again_on_a_spare_one(what: str, tmp_path:
     with running(cluster([3], link="200mbit")) as one:
         fault = Fault(what, "asleep", (3,), 1, 1, 0.1)
         words = ["-np", "2", "--restarts", "1", "sh", "-c", ALONE, "sh", "none"]
-        outcome = run(fault, one, tmp_path, words)
+        outcome = run(fault, one, tmp_path, words, said=2)
         assert outcome.status == 0, outcome.output
         assert "restart 1 of 1" in outcome.output
         assert "ddlrun: without h1; h2 instead" in outcome.output
@@ -100,7 +100,7 @@ def test_a_job_that_lost_a_host_starts_again_on_a_spare_one(what: str, tmp_path:
 def test_a_job_that_lost_a_host_and_has_no_spare_one_says_so_and_stops(tmp_path: Path) -> None:
     with running(cluster([2], link="200mbit")) as one:
         words = ["--restarts", "2", "sh", "-c", ALONE, "sh", "none"]
-        outcome = run(Fault("kill host", "asleep", (2,), 1, 1, 0.1), one, tmp_path, words)
+        outcome = run(Fault("kill host", "asleep", (2,), 1, 1, 0.1), one, tmp_path, words, said=2)
         assert outcome.status == 1, outcome.output
         assert re.search(r"no restart: host h1: it is gone, and no spare host is listed", outcome.output), (
             outcome.output
@@ -138,8 +138,8 @@ def other_mpi(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 )
 def test_other_launchers_jobs_end_as_well(other_mpi: Path, fault: Fault, status: int | None, tmp_path: Path) -> None:
     with running(cluster([3], link="200mbit")) as one:
-        victim = str(fault.victim) if fault.what == "exit" else "none"
-        outcome = run(fault, one, tmp_path, ["--mpirun", str(other_mpi), "sh", "-c", ALONE, "sh", victim])
+        victim, said = (str(fault.victim), 1) if fault.what == "exit" else ("none", 3)
+        outcome = run(fault, one, tmp_path, ["--mpirun", str(other_mpi), "sh", "-c", ALONE, "sh", victim], said)
     assert not outcome.problems, outcome.output
     assert status in (None, outcome.status), outcome.output
 

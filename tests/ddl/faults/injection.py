@@ -127,10 +127,11 @@ def draw(seed: int, count: int) -> list[Fault]:
     return sorted(faults, key=lambda one: (one.racks, one.what == "kill host"))
 
 
-def run(fault: Fault, bed: Testbed, folder: Path, words: Sequence[str] = ()) -> Outcome:
+def run(fault: Fault, bed: Testbed, folder: Path, words: Sequence[str] = (), said: int = 1) -> Outcome:
     """Start a job, let the fault happen to it, and see what becomes of it.
 
-    `words` are ddlrun's options and the program, where it is not the campaign's; it must print "now" at the moment.
+    `words` are ddlrun's options and the program, if it is not the campaign's. It must print "now" at the moment,
+    `said` times.
     """
     outcome = Outcome(fault)
     inside = fault.what in INSIDE
@@ -154,7 +155,7 @@ def run(fault: Fault, bed: Testbed, folder: Path, words: Sequence[str] = ()) -> 
         assert job.stdout is not None
         for line in job.stdout:
             lines.append(line)
-            if line.strip().endswith("now"):
+            if sum(one.strip().endswith("now") for one in lines) >= said:
                 reached.set()
 
     reader = threading.Thread(target=read)

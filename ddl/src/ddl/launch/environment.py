@@ -44,8 +44,9 @@ def wrapper(mpi: Mpi, first: str = "", secrets: Sequence[str] = ()) -> tuple[str
     The variables named in `secrets` arrive with HIDDEN_PREFIX before their names and get their own names here. Under
     their own names, LD_PRELOAD, PATH or TMPDIR for the ranks would also act on mpirun, its daemons and ssh.
 
-    The first rank of each host starts the guard (`guard`). The guard is not a child of the program, which might wait
-    for it, and does not hold the rank's output, for which MPI would wait. Without a token there is nobody to report to,
+    The first rank of each host starts the guard (`guard`) and reads its output to the end, which comes when ddlrun knows
+    of the guard. The guard is not a child of the program, which might wait for it, and does not hold the rank's output,
+    for which MPI would wait. Without a token there is nobody to report to,
     and the shell becomes the program. With a token the shell waits for the program:
     - in the foreground, because a shell takes stdin and SIGINT from what it starts in the background;
     - with a trap, which is not inherited, for what MPI sends: every MPI signals a rank's whole process group, so the
@@ -66,7 +67,7 @@ def wrapper(mpi: Mpi, first: str = "", secrets: Sequence[str] = ()) -> tuple[str
     start = '(exec "$@"); _s=$?' if mpi.family == HYDRA else '{ (exec "$@" 2>&9 9>&-); _s=$?; } 9>&2 2>/dev/null'
     script = (
         f"{first}export {settings}; _t=${VARIABLE} _g=${guard.COMMAND}; unset {unset}; "
-        'if [ "$_g" ] && [ "$LOCAL_RANK" = 0 ]; then (exec </dev/null >/dev/null 2>&1; eval "$_g" &) fi; '
+        'if [ "$_g" ] && [ "$LOCAL_RANK" = 0 ]; then : "$(exec </dev/null 2>/dev/null; eval "$_g" &)"; fi; '
         f'unset {guard.KEY}; {leftovers.redirection(mpi.kind)}[ "$_t" ] || exec "$@"; '
         f'_k=; trap "_k=\\ {ASKED}" HUP INT QUIT TERM; trap : ABRT ALRM USR1 USR2; '
         f'_r="$_t $RANK {BEGAN}"; printf \'%s\\n\' "$_r" "$_r" >&2; {start}; '
