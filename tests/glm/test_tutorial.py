@@ -15,7 +15,7 @@ PROGRAMS = dict(re.findall(r"save this as `(\w+\.py)`.*?```python\n(.*?)```", PA
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("digits.py", r"objective \d+\.\d+, gap .*accuracy 0\.9"),
+        ("fit_array.py", r"objective \d+\.\d+, gap .*accuracy 0\.9"),
         ("file.py", r"do not fit into limit.*pass 1: .*stopped: the gap is at most tol.*accuracy 0\.8"),
         ("ranks.py", r"rank [01] of 2: objective \d"),
     ],
