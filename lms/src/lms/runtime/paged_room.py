@@ -12,8 +12,8 @@ _STEADY = 1 / 64  # of the limit: by so much the room may be off before it is ch
 class PagedRoom:
     """Divides the limit between what is paged and all else, which is measured: saved tensors, scratch.
 
-    All saved tensors come first. What is paged gets the rest, and `least` bytes at any
-    rate. The device counts that room as in use, as far as it can be filled: plans do not depend on what is in it.
+    All saved tensors come first. What is paged gets the rest, and at least `least` bytes. The device counts that room as
+    in use, as far as it can be filled: plans do not depend on what is in it.
     """
 
     def __init__(self, planner: PassPlanner, device: CpuDevice, *, least: int) -> None:
@@ -46,7 +46,7 @@ class PagedRoom:
             unheld = max(0, planner.client.wanted - last.held_peak)
             self._in_pass = last.recorder.in_use_peak - self._reserved + unheld
         peak = device.peak()
-        self._margin += min(planner.budget.over(peak.held), peak.held - in_pass)
+        self._margin += max(0, min(planner.budget.over(peak.held), peak.held - in_pass))
         between = peak.in_use - self._reserved + self._margin
         room = max(self._least, planner.budget.planned(0) - max(self._in_pass, between))
         if room < self.now or room > self.now + planner.limit * _STEADY:
