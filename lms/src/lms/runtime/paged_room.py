@@ -12,8 +12,8 @@ _STEADY = 1 / 64  # of the limit: by so much the room may be off before it is ch
 class PagedRoom:
     """Divides the limit between what is paged and all else, which is measured: saved tensors, scratch.
 
-    All saved tensors come first. What is paged gets the rest, and at least `least` bytes. The device counts that room as
-    in use, as far as it can be filled: plans do not depend on what is in it.
+    All saved tensors come first. What is paged gets the rest, and at least `least` bytes. The device counts that room
+    as in use, as far as it can be filled: plans do not depend on what is in it.
     """
 
     def __init__(self, planner: PassPlanner, device: CpuDevice, *, least: int) -> None:
