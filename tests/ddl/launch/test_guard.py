@@ -17,10 +17,11 @@ from ddl.launch import guard
 GUARD = Path(guard.__file__)
 
 
-def start(port: int, mark: str, daemon: int = 0, rank: int = 0) -> subprocess.Popen[bytes]:
+def start(port: int, mark: str, daemon: int = 0, rank: int = 0, stdout: int | None = None) -> subprocess.Popen[bytes]:
     environment = {**os.environ, guard.KEY: "secret", guard.MARK: mark, "RANK": "3"}
     contacts = f"127.0.0.1:1,127.0.0.1:{port}"
-    return subprocess.Popen([sys.executable, "-I", "-S", str(GUARD), contacts, str(daemon), str(rank)], env=environment)
+    command = [sys.executable, "-I", "-S", str(GUARD), contacts, str(daemon), str(rank)]
+    return subprocess.Popen(command, env=environment, stdout=stdout)
 
 
 def watches(process: subprocess.Popen[bytes]) -> bool:
@@ -153,6 +154,28 @@ def test_a_daemon_that_ends_before_the_rank_that_it_started_is_told_to_ddlrun(ma
             daemon.wait()
             assert lines.readline() == (b"" if in_order else guard.ALONE)
         assert all(map(gone, (one, ours)))
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_the_rank_begins_once_the_guard_is_connected_or_soon(mark: str, answers: bool) -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0), backlog=0) as server,
+        socket.socket() as first,
+        subprocess.Popen(["sleep", "300"]) as daemon,
+    ):
+        if not answers:
+            first.connect(server.getsockname())  # the kernel drops the next connection
+        begin = time.monotonic()
+        one = start(server.getsockname()[1], mark, daemon.pid, stdout=subprocess.PIPE)
+        assert one.stdout is not None
+        with one.stdout as output:
+            assert output.read() == b""
+        waited = time.monotonic() - begin
+        assert one.poll() is None
+        # Connected: ddlrun's side has the line. Not connected: the rank has waited long enough.
+        assert select.select([server], [], [], 0)[0] if answers else waited > 1.9
+        daemon.kill()
+    assert gone(one)
 
 
 def test_with_nothing_to_watch_there_is_no_job_any_more(mark: str) -> None:

@@ -75,6 +75,20 @@ def test_a_start_that_stands_still_is_warned_of_once() -> None:
     assert progress.warning(130.0) is None
 
 
+def test_guards_that_do_not_answer_although_their_ranks_have_begun_are_a_warning() -> None:
+    heard = reports()
+    progress = Progress(PLACES, heard)
+    progress.note(100.0, 1)
+    assert progress.warning(109.9) is None
+    assert progress.warning(110.0) == (
+        "warning: the guard on 1 of 2 hosts does not reach ddlrun (a firewall?): if such a host is lost, "
+        "nobody may notice"
+    )
+    assert progress.warning(111.0) is None
+    progress.note(112.0, 2)
+    assert progress.warning(130.0) is None
+
+
 def test_a_start_that_goes_on_is_not_given_up() -> None:
     heard = reports(began=1)
     progress = Progress(PLACES, heard)

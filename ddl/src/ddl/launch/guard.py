@@ -1,12 +1,12 @@
 """The guard: a process on each host of a job, so that the host and ddlrun learn of each other's end.
 
 The line of `sh` before the first rank of a host starts it (`environment.wrapper`), as a program of its own that needs
-the standard library alone. It holds a TCP connection to ddlrun (`watch`). The rank begins once there is one, so that
-ddlrun notices the loss of any host whose ranks have begun. After its first line nothing passes over the connection,
-except a last line if MPI's daemon did not end in order. When the connection ends, in order or because ddlrun, its host
-or a cable is gone, the guard ends what is left of the job on its host: every process with the job's mark in its
-environment, their descendants, and then MPI's daemon. It does not matter what these processes are doing, or whether
-they ever call MPI or ddl again.
+the standard library alone. It holds a TCP connection to ddlrun (`watch`). That rank waits for the connection, so that
+ddlrun notices the loss of a host whose ranks have begun. After its first line nothing passes over it, except a last
+line if MPI's daemon did not end in order. When the connection ends, in order or because ddlrun, its host or a cable is
+gone, the guard ends what is left of the job on its host: every process with the job's mark in its environment, their
+descendants, and then MPI's daemon. It does not matter what these processes are doing, or whether they ever call MPI or
+ddl again.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ALONE = b"alone\n"  # MPI's daemon ended before the rank that it started: somebo
 IDLE_SECONDS, PROBE_SECONDS, SILENT_SECONDS = 1, 1, 5
 
 _CONNECT_SECONDS = 5
-_BEGIN_SECONDS = 2.0  # that the rank waits for the connection
+_BEGIN_SECONDS = 2.0  # that the rank waits for the connection, from the start of `main`
 _ASKED_SECONDS = 1.0  # between SIGTERM and SIGKILL
 _DAEMON_SECONDS = 2.0  # for MPI's daemon to end by itself when its ranks have
 
@@ -50,6 +50,7 @@ def main(contacts: Sequence[str], daemon: int, rank: int) -> int:
     mark, key = os.environ[MARK], os.environ[KEY]
     os.setsid()  # MPI ends a rank with its whole process group
     os.closerange(3, 256)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})  # hydra passes on what ddlrun's caller has blocked
     signal.signal(signal.SIGALRM, _let_the_rank_begin)
     signal.setitimer(signal.ITIMER_REAL, _BEGIN_SECONDS)
     hold_folder(os.environ.get(FOLDER, ""))
@@ -76,10 +77,8 @@ def main(contacts: Sequence[str], daemon: int, rank: int) -> int:
 
 
 def _let_the_rank_begin(*_: object) -> None:
-    """End our output: the shell that started us reads it to its end before its rank begins."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 1)
-    os.close(nowhere)
+    """End our output, which the shell that started us reads to its end. Our errors go nowhere already."""
+    os.dup2(2, 1)
 
 
 def hold_folder(folder: str) -> None:

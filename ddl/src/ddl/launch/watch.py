@@ -103,17 +103,25 @@ class Progress:
         return f"{named(silent)} on {', '.join(where)}", ",".join(where)
 
     def warning(self, now: float) -> str | None:
-        """A sentence about the ranks that have not begun, once for each standstill; None if there is none to print."""
-        if self._warned or now < self._moved_at + min(WARN_SECONDS, self.start_seconds / 2):
+        """A sentence about ranks that have not begun, or guards that have not answered, once for each standstill."""
+        waited = now - self._moved_at
+        if self._warned or waited < min(WARN_SECONDS, self.start_seconds / 2):
             return None
-        who = None if self.lost or self._failed_at is not None else self._not_begun()
-        if who is None:
+        if self.reports is None or self.reports.ended or self.lost:
             return None
         self._warned = True
-        return (
-            f"warning: {who[0]} did not begin yet, and nothing else has for {now - self._moved_at:.0f} s; the job ends "
-            f"after {self.start_seconds:.0f} s (--start-timeout)"
-        )
+        if who := self._not_begun():
+            return (
+                f"warning: {who[0]} did not begin yet, and nothing else has for {waited:.0f} s; the job ends after "
+                f"{self.start_seconds:.0f} s (--start-timeout)"
+            )
+        hosts = len({one.host for one in self.places})
+        if (silent := hosts - self._seen[0]) > 0:
+            return (
+                f"warning: the guard on {silent} of {hosts} hosts does not reach ddlrun (a firewall?): if such a host "
+                "is lost, nobody may notice"
+            )
+        return None
 
     def status(self) -> int:
         """The exit status of the rank that made the job fail; 0 if all reported 0; 1 otherwise, or for a lost host."""
