@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import subprocess
@@ -16,9 +17,9 @@ PROGRAM = Path(__file__).resolve().parents[3] / "lms" / "bench" / "tensorflow_un
 SIZE = ("--side", "128", "--width", "16", "--batch", "4", "--steps", "1")
 
 
-def train(variant: str, pool: int | None = None) -> dict:
+def train(variant: str, pool: int | None = None, **more: str) -> dict:
     """What it found; nothing if it died."""
-    environment = {**os.environ, "TF_ENABLE_ONEDNN_OPTS": "0" if pool is None else "1"}
+    environment = {**os.environ, "TF_ENABLE_ONEDNN_OPTS": "0" if pool is None else "1", **more}
     if pool is not None:
         environment["TF_MKL_ALLOC_MAX_BYTES"] = str(pool)
     run = subprocess.run(
@@ -47,3 +48,34 @@ def test_plain_training_dies_in_a_pool_in_which_lms_trains() -> None:
     managed = train("20%", 90_000_000)
     assert managed["swapped"] > 0
     assert managed["losses"] == train("plain", 1 << 40)["losses"]  # with oneDNN's operations, too
+
+
+@pytest.mark.timeout(600)
+def test_without_onednns_pool_freed_tensors_go_back_to_the_system() -> None:
+    pooled, managed = (
+        train("0%", TF_ENABLE_ONEDNN_OPTS="1", TF_ONEDNN_USE_SYSTEM_ALLOCATOR=system) for system in ("0", "1")
+    )
+    assert managed["losses"] == pooled["losses"]
+    assert managed["above"] < 0.95 * pooled["above"]
+
+
+def test_what_was_freed_below_other_memory_is_given_back() -> None:
+    from lms.memory.resident import ResidentSet
+    from lms.tensorflow.tiers import give_back
+
+    resident, libc = ResidentSet(), ctypes.CDLL(None)
+    libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = (
+        ctypes.c_void_p,
+        [ctypes.c_size_t],
+        [ctypes.c_void_p],
+    )
+    size, blocks = 64 << 10, []
+    for _ in range(1000):
+        blocks.append(libc.malloc(size))
+        ctypes.memset(blocks[-1], 1, size)
+    for block in blocks[:-1]:  # the last one keeps the top of the heap where it is
+        libc.free(block)
+    before = resident.current()
+    give_back()
+    assert resident.current() < before - 500 * size
+    libc.free(blocks[-1])

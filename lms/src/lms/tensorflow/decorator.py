@@ -28,7 +28,7 @@ from lms.tensorflow.edit import edit
 from lms.tensorflow.graph import read_nodes
 from lms.tensorflow.step import Step, read_step
 from lms.tensorflow.swaps import Swaps, make_swaps, plain
-from lms.tensorflow.tiers import FileTier, HostTier, mark, usage
+from lms.tensorflow.tiers import FileTier, HostTier, give_back, mark, usage
 from lms.tensorflow.traced import Known, read_traced
 from lms.units import format_size
 
@@ -249,6 +249,8 @@ class Offload:
         prefix = name[: name.rindex("lms_mark_")]
         on_device = isinstance(self.tier, HostTier)
         nodes = read_nodes(definition, lambda node: _number(node, prefix, known))
+        if not on_device:
+            give_back()
         self._found = self._resident.current()
         step = read_step(
             nodes,

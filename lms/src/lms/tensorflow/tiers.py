@@ -108,6 +108,12 @@ def _open(folder: Path) -> FileSlab:
     return slab
 
 
+def give_back() -> None:
+    """Have glibc give what was freed back to the system: it keeps most of what TensorFlow took to optimize a graph."""
+    if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
+        trim(ctypes.c_size_t(0))
+
+
 _open_slabs: list[FileSlab] = []
 atexit.register(_open_slabs.clear)
 
