@@ -52,6 +52,7 @@ class PoolAllocator final : public c10::Allocator {
   public:
     c10::DataPtr allocate(std::size_t nbytes) override {
         const bool ours = nbytes >= kLeast && active.load(std::memory_order_relaxed);
+        if (ours && paging) pager().yield(nbytes);
         void* block = ours ? pool().allocate(nbytes) : nullptr;
         if (block != nullptr) {
             c10::profiledCPUMemoryReporter().New(block, nbytes);
