@@ -19,7 +19,7 @@ namespace {
 
 constexpr std::uint32_t kNever = std::numeric_limits<std::uint32_t>::max();
 constexpr std::size_t kSpare = 2 * Pager::kPiece;  // bytes that stay free for blocks that will be handed out
-constexpr std::size_t kAhead = 4;  // pieces that may be on their way back: enough to keep a disk busy
+constexpr std::size_t kAhead = 4;                  // pieces that may be on their way back: enough to keep a disk busy
 
 // Both move all bytes or return an errno.
 int write_all(int file, const char* from, std::size_t nbytes, std::uint64_t offset) {
@@ -183,15 +183,16 @@ void Pager::take_faults() {
     install(this);
 }
 
-void Pager::keep(std::size_t nbytes) {
+void Pager::keep(std::size_t nbytes, bool fills) {
     const Lock lock(mutex_);
     keep_ = nbytes;
+    fills_ = fills;
     changed_.notify_all();
 }
 
 void Pager::yield(std::size_t nbytes) {
     Lock lock(mutex_);
-    if (usage_.resident <= room(nbytes + kSpare)) return;
+    if (!fills_ || usage_.resident <= room(nbytes + kSpare)) return;
     if (!short_) changed_.notify_all();
     short_ = true;
     make_room(lock, 0, nbytes);
@@ -364,7 +365,7 @@ void* Pager::lift(const Piece& piece) {
 
 // Bytes that may be in memory, if the pool hands out `others` more.
 std::size_t Pager::room(std::size_t others) const {
-    const std::size_t left = pool_.left_over();
+    const std::size_t left = fills_ ? pool_.left_over() : 0;
     return std::max(keep_, left - std::min(left, others));
 }
 

@@ -59,8 +59,9 @@ class Pager {
     // Another handler of SIGSEGV was installed: ours goes before it again.
     void take_faults();
 
-    // Keep at most `nbytes` of what is tracked in memory, or more if the pool has room that no block uses.
-    void keep(std::size_t nbytes);
+    // Keep at most `nbytes` of what is tracked in memory; more, if it `fills`, while the pool has room that no block
+    // uses.
+    void keep(std::size_t nbytes, bool fills);
 
     // The pool is about to hand out a block of `nbytes`: let others leave if it has no room for both.
     void yield(std::size_t nbytes);
@@ -122,6 +123,7 @@ class Pager {
     std::vector<std::thread> threads_;
     bool running_ = false;
     std::size_t keep_ = ~std::size_t{0};
+    bool fills_ = false;
     bool short_ = false;      // `yield` has woken `write_behind`
     std::size_t coming_ = 0;  // bytes that `read_ahead` would like to have room for
     std::uint32_t position_ = 0, length_ = 0;
