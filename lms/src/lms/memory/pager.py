@@ -40,16 +40,20 @@ class Block(NamedTuple):
 
 
 class Pager:
-    """Lets the pages of tensors leave, which come back when they are touched. There is one at a time in a process."""
+    """Lets the pages of tensors leave, which come back when they are touched. There is one at a time in a process.
 
-    def __init__(self, library: ctypes.CDLL, engine: FileEngine) -> None:
+    If it `fills`, they stay while the page pool has room that no block uses.
+    """
+
+    def __init__(self, library: ctypes.CDLL, engine: FileEngine, *, fills: bool = False) -> None:
         self._library = library
         self._engine = engine
+        self._fills = fills
         library.lms_pager_number.restype = ctypes.c_uint32
         library.lms_pager_track.argtypes = (
             ctypes.c_uint32, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint64, ctypes.c_size_t, ctypes.c_int,
         )  # fmt: skip
-        library.lms_pager_keep.argtypes = (ctypes.c_size_t,)
+        library.lms_pager_keep.argtypes = (ctypes.c_size_t, ctypes.c_int)
         library.lms_pager_expect.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
         library.lms_pager_usage.argtypes = (ctypes.c_void_p, ctypes.c_int)
         # What is away when the session ends comes back from this file, so it stays open as long as the process lives.
@@ -72,8 +76,8 @@ class Pager:
         return bool(self._library.lms_pager_track(pieces.start, address, file, offset, room, int(transient)))
 
     def keep(self, nbytes: int) -> None:
-        """Keep at most so many bytes of all blocks in memory."""
-        self._library.lms_pager_keep(max(nbytes, 0))
+        """Keep at most so many bytes of all blocks in memory, and if this pager fills what others leave, that too."""
+        self._library.lms_pager_keep(max(nbytes, 0), int(self._fills))
 
     def expect(self, course: Sequence[Iterable[Block]]) -> None:
         """Foresee that a step uses these blocks, in this order."""

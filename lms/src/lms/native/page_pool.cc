@@ -127,6 +127,11 @@ void PagePool::keep(std::size_t nbytes) {
     trim(keep_);
 }
 
+std::size_t PagePool::left_over() const {
+    const std::lock_guard<std::mutex> guard(mutex_);
+    return keep_ == kUnbounded || keep_ < usage_.used ? 0 : keep_ - usage_.used;
+}
+
 void PagePool::reset_peak() {
     const std::lock_guard<std::mutex> guard(mutex_);
     usage_.used_peak = usage_.used;

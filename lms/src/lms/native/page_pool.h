@@ -68,6 +68,9 @@ class PagePool {
     // Keep idle pages only while all pages together are at most `nbytes`; return what is more, now and from now on.
     void keep(std::size_t nbytes);
 
+    // Bytes that blocks in use leave of what `keep` allows, for lent blocks. Zero without a bound.
+    std::size_t left_over() const;
+
     // Let both peaks begin anew.
     void reset_peak();
 

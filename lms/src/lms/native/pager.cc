@@ -18,7 +18,8 @@ namespace lms {
 namespace {
 
 constexpr std::uint32_t kNever = std::numeric_limits<std::uint32_t>::max();
-constexpr std::size_t kAhead = 4;  // pieces that may be on their way back: enough to keep a disk busy
+constexpr std::size_t kSpare = 2 * Pager::kPiece;  // bytes that stay free for blocks that will be handed out
+constexpr std::size_t kAhead = 4;                  // pieces that may be on their way back: enough to keep a disk busy
 
 // Both move all bytes or return an errno.
 int write_all(int file, const char* from, std::size_t nbytes, std::uint64_t offset) {
@@ -182,10 +183,19 @@ void Pager::take_faults() {
     install(this);
 }
 
-void Pager::keep(std::size_t nbytes) {
+void Pager::keep(std::size_t nbytes, bool fills) {
     const Lock lock(mutex_);
     keep_ = nbytes;
+    fills_ = fills;
     changed_.notify_all();
+}
+
+void Pager::yield(std::size_t nbytes) {
+    Lock lock(mutex_);
+    if (!fills_ || usage_.resident <= room(nbytes + kSpare)) return;
+    if (!short_) changed_.notify_all();
+    short_ = true;
+    make_room(lock, 0, nbytes);
 }
 
 void Pager::expect(const std::uint32_t* pieces, const std::uint32_t* positions, std::size_t count) {
@@ -353,9 +363,15 @@ void* Pager::lift(const Piece& piece) {
     return nullptr;
 }
 
-// Let others leave until `nbytes` more may come, as far as they can.
-void Pager::make_room(Lock& lock, std::size_t nbytes) {
-    while (usage_.resident + nbytes > keep_) {
+// Bytes that may be in memory, if the pool hands out `others` more.
+std::size_t Pager::room(std::size_t others) const {
+    const std::size_t left = fills_ ? pool_.left_over() : 0;
+    return std::max(keep_, left - std::min(left, others));
+}
+
+// Let others leave until `nbytes` more may come, and the pool may hand out `others`, as far as they can.
+void Pager::make_room(Lock& lock, std::size_t nbytes, std::size_t others) {
+    while (usage_.resident + nbytes > room(others)) {
         Piece* const victim = next_out(0, false);
         if (victim == nullptr || !evict(lock, *victim)) return;
     }
@@ -416,7 +432,7 @@ void Pager::read_ahead() {
     while (running_) {
         std::uint32_t at = 0;
         Piece* const piece = next_back(&at);
-        if (piece != nullptr && usage_.resident + piece->nbytes <= keep_) {
+        if (piece != nullptr && usage_.resident + piece->nbytes <= room(kSpare)) {
             bring(lock, *piece);
             continue;
         }
@@ -433,9 +449,11 @@ void Pager::write_behind() {
     Lock lock(mutex_);
     while (running_) {
         Piece* victim = nullptr;
-        if (usage_.resident > keep_) {
+        const std::size_t room = this->room(kSpare);
+        short_ = usage_.resident > room;
+        if (short_) {
             victim = next_out(0, false);
-        } else if (usage_.resident + coming_ > keep_) {
+        } else if (usage_.resident + coming_ > room) {
             std::uint32_t at = 0;
             if (next_back(&at) != nullptr) victim = next_out(at, true);
         }

@@ -59,8 +59,12 @@ class Pager {
     // Another handler of SIGSEGV was installed: ours goes before it again.
     void take_faults();
 
-    // Keep at most `nbytes` of what is tracked in memory.
-    void keep(std::size_t nbytes);
+    // Keep at most `nbytes` of what is tracked in memory; more, if it `fills`, while the pool has room that no block
+    // uses.
+    void keep(std::size_t nbytes, bool fills);
+
+    // The pool is about to hand out a block of `nbytes`: let others leave if it has no room for both.
+    void yield(std::size_t nbytes);
 
     // The order of uses in a step: `pieces[i]` is used at position `positions[i]`, which ascend from 0.
     void expect(const std::uint32_t* pieces, const std::uint32_t* positions, std::size_t count);
@@ -103,7 +107,8 @@ class Pager {
     void write_behind();
     void bring(Lock& lock, Piece& piece);
     bool evict(Lock& lock, Piece& piece);
-    void make_room(Lock& lock, std::size_t nbytes);
+    void make_room(Lock& lock, std::size_t nbytes, std::size_t others = 0);
+    std::size_t room(std::size_t others) const;
     bool fill(const Piece& piece, void* pages, bool& writable);
     void* lift(const Piece& piece);
     Piece* next_back(std::uint32_t* distance);
@@ -118,6 +123,8 @@ class Pager {
     std::vector<std::thread> threads_;
     bool running_ = false;
     std::size_t keep_ = ~std::size_t{0};
+    bool fills_ = false;
+    bool short_ = false;      // `yield` has woken `write_behind`
     std::size_t coming_ = 0;  // bytes that `read_ahead` would like to have room for
     std::uint32_t position_ = 0, length_ = 0;
     std::uint64_t clock_ = 0;

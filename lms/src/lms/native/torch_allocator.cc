@@ -52,6 +52,7 @@ class PoolAllocator final : public c10::Allocator {
   public:
     c10::DataPtr allocate(std::size_t nbytes) override {
         const bool ours = nbytes >= kLeast && active.load(std::memory_order_relaxed);
+        if (ours && paging) pager().yield(nbytes);
         void* block = ours ? pool().allocate(nbytes) : nullptr;
         if (block != nullptr) {
             c10::profiledCPUMemoryReporter().New(block, nbytes);
@@ -131,7 +132,7 @@ int lms_pager_track(std::uint32_t first, void* address, int file, std::uint64_t 
     paging = true;
     return pager().track(first, static_cast<char*>(address), file, offset, room, transient != 0) ? 1 : 0;
 }
-void lms_pager_keep(std::size_t nbytes) { pager().keep(nbytes); }
+void lms_pager_keep(std::size_t nbytes, int fills) { pager().keep(nbytes, fills != 0); }
 void lms_pager_expect(const std::uint32_t* pieces, const std::uint32_t* positions, std::size_t count) {
     pager().expect(pieces, positions, count);
 }

@@ -14,6 +14,7 @@ class PagedRoom:
 
     All saved tensors come first. What is paged gets the rest, and at least `least` bytes. The device counts that room
     as in use, as far as it can be filled: plans do not depend on what is in it.
+    Above that room the pager fills what nothing else uses at the moment.
     """
 
     def __init__(self, planner: PassPlanner, device: CpuDevice, *, least: int) -> None:
