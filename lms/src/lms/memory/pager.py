@@ -40,15 +40,11 @@ class Block(NamedTuple):
 
 
 class Pager:
-    """Lets the pages of tensors leave, which come back when they are touched. There is one at a time in a process.
+    """Lets the pages of tensors leave, which come back when they are touched. There is one at a time in a process."""
 
-    If it `fills`, they stay while the page pool has room that no block uses.
-    """
-
-    def __init__(self, library: ctypes.CDLL, engine: FileEngine, *, fills: bool = False) -> None:
+    def __init__(self, library: ctypes.CDLL, engine: FileEngine) -> None:
         self._library = library
         self._engine = engine
-        self._fills = fills
         library.lms_pager_number.restype = ctypes.c_uint32
         library.lms_pager_track.argtypes = (
             ctypes.c_uint32, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint64, ctypes.c_size_t, ctypes.c_int,
@@ -75,9 +71,9 @@ class Pager:
         _, pieces, file, offset, room, transient = block
         return bool(self._library.lms_pager_track(pieces.start, address, file, offset, room, int(transient)))
 
-    def keep(self, nbytes: int) -> None:
-        """Keep at most so many bytes of all blocks in memory, and if this pager fills what others leave, that too."""
-        self._library.lms_pager_keep(max(nbytes, 0), int(self._fills))
+    def keep(self, nbytes: int, *, fill: bool = False) -> None:
+        """Keep at most so many bytes of all blocks in memory; with `fill` more, while nothing else uses the pool's."""
+        self._library.lms_pager_keep(max(nbytes, 0), int(fill))
 
     def expect(self, course: Sequence[Iterable[Block]]) -> None:
         """Foresee that a step uses these blocks, in this order."""

@@ -97,8 +97,8 @@ void* PagePool::take_pages(std::size_t nbytes, void* place) {
     const Address to = static_cast<Address>(place);
     seams_.insert({to, to + nbytes});
     usage_.paged += nbytes;
-    note_peak();
     trim(keep_);
+    note_peak();  // nobody has touched fresh pages before
     return run;
 }
 

@@ -108,6 +108,7 @@ void Pager::stop() {
         const Lock lock(mutex_);
         running_ = false;
         keep_ = ~std::size_t{0};
+        fills_ = false;
         changed_.notify_all();
     }
     for (std::thread& thread : threads_) thread.join();
@@ -190,6 +191,11 @@ void Pager::keep(std::size_t nbytes, bool fills) {
     changed_.notify_all();
 }
 
+void Pager::wake() {
+    const Lock lock(mutex_);
+    changed_.notify_all();
+}
+
 void Pager::yield(std::size_t nbytes) {
     Lock lock(mutex_);
     if (!fills_ || usage_.resident <= room(nbytes + kSpare)) return;
@@ -258,7 +264,7 @@ bool Pager::fault(char* address, bool writes) {
 }
 
 void Pager::in_child() {
-    running_ = false;
+    running_ = fills_ = false;
     // The threads stayed in the parent, and so did what is away: the parent goes on writing to the file.
     static_cast<void>(new std::vector<std::thread>(std::move(threads_)));
     threads_.clear();
@@ -363,15 +369,15 @@ void* Pager::lift(const Piece& piece) {
     return nullptr;
 }
 
-// Bytes that may be in memory, if the pool hands out `others` more.
-std::size_t Pager::room(std::size_t others) const {
+// Bytes that may be in memory, if the pool hands out `handed` more.
+std::size_t Pager::room(std::size_t handed) const {
     const std::size_t left = fills_ ? pool_.left_over() : 0;
-    return std::max(keep_, left - std::min(left, others));
+    return std::max(keep_, left - std::min(left, handed));
 }
 
-// Let others leave until `nbytes` more may come, and the pool may hand out `others`, as far as they can.
-void Pager::make_room(Lock& lock, std::size_t nbytes, std::size_t others) {
-    while (usage_.resident + nbytes > room(others)) {
+// Let others leave until `nbytes` more may come, and the pool may hand out `handed`, as far as they can.
+void Pager::make_room(Lock& lock, std::size_t nbytes, std::size_t handed) {
+    while (usage_.resident + nbytes > room(handed)) {
         Piece* const victim = next_out(0, false);
         if (victim == nullptr || !evict(lock, *victim)) return;
     }

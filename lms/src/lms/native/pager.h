@@ -63,7 +63,10 @@ class Pager {
     // uses.
     void keep(std::size_t nbytes, bool fills);
 
-    // The pool is about to hand out a block of `nbytes`: let others leave if it has no room for both.
+    // The pool's bound has changed.
+    void wake();
+
+    // The pool is about to hand out a block of `nbytes`: let pieces leave until it has room for the block.
     void yield(std::size_t nbytes);
 
     // The order of uses in a step: `pieces[i]` is used at position `positions[i]`, which ascend from 0.
@@ -107,8 +110,8 @@ class Pager {
     void write_behind();
     void bring(Lock& lock, Piece& piece);
     bool evict(Lock& lock, Piece& piece);
-    void make_room(Lock& lock, std::size_t nbytes, std::size_t others = 0);
-    std::size_t room(std::size_t others) const;
+    void make_room(Lock& lock, std::size_t nbytes, std::size_t handed = 0);
+    std::size_t room(std::size_t handed) const;
     bool fill(const Piece& piece, void* pages, bool& writable);
     void* lift(const Piece& piece);
     Piece* next_back(std::uint32_t* distance);
@@ -124,7 +127,7 @@ class Pager {
     bool running_ = false;
     std::size_t keep_ = ~std::size_t{0};
     bool fills_ = false;
-    bool short_ = false;      // `yield` has woken `write_behind`
+    bool short_ = false;      // more is in memory than there is room for, and `write_behind` knows
     std::size_t coming_ = 0;  // bytes that `read_ahead` would like to have room for
     std::uint32_t position_ = 0, length_ = 0;
     std::uint64_t clock_ = 0;

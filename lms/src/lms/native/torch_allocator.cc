@@ -111,7 +111,10 @@ void lms_pool_retire() {
     pool().keep(0);
 }
 
-void lms_pool_keep(std::size_t nbytes) { pool().keep(nbytes); }
+void lms_pool_keep(std::size_t nbytes) {
+    pool().keep(nbytes);
+    if (paging) pager().wake();
+}
 
 void lms_pool_reset_peak() { pool().reset_peak(); }
 

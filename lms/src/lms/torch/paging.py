@@ -55,6 +55,8 @@ class Paging:
         self._parameters, self._gradients, self._state = (
             kind in kinds for kind in ("parameters", "gradients", "optimizer")
         )
+        # Only if passes are watched does the page pool's bound follow what is outside the pool.
+        self._fills = "activations" in kinds
         self._min_size = max(min_size, LEAST)
         self.paused = False
         self._adopted = WeakIdKeyDictionary()  # parameters: their blocks, or None for one that stays
@@ -91,8 +93,8 @@ class Paging:
         self.pager.stop()
 
     def before_part(self, parameters: Iterable[torch.Tensor], room: int) -> None:
-        """An optimizer is about to step over these, with `room` bytes for all that may leave."""
-        self.pager.keep(room)
+        """An optimizer is about to step over these, with at least `room` bytes for all that may leave."""
+        self.pager.keep(room, fill=self._fills and bool(self._course))  # nothing is known before the first step's end
         for parameter in parameters:
             self._use(self._adopted.get(parameter), self._gradient(parameter), *self._states.get(parameter, ()))
 
@@ -122,9 +124,10 @@ class Paging:
     def after_step(self, room: int) -> None:
         """An optimizer has stepped: what comes next is taken to be like what came since its last step.
 
-        At most `room` bytes of all that may leave stay from now on. Raises SpillError if the disk took no more.
+        From now on `room` bytes of all that may leave stay, and more while the page pool has room for them. Raises
+        SpillError if the disk took no more.
         """
-        self.pager.keep(room)
+        self.pager.keep(room, fill=self._fills)
         for parameter in list(self._adopted):  # those whose storage was replaced
             self._track(parameter)
         if self._taken != self._course:

@@ -84,8 +84,7 @@ class State:
         assert pool is not None
         assert isinstance(engine, CpuEngine)
         assert isinstance(planner.device, CpuDevice)
-        # What is outside the pool is known at each moment only if it is measured at each access of a pass.
-        pager = Pager(pool.library, engine, fills="activations" in options.swap)
+        pager = Pager(pool.library, engine)
         self._paged = PagedRoom(planner, planner.device, least=0 if planner.limit is None else _LEAST)
         pager.keep(self._paged.now)
         paging = Paging(pager, never, kinds=options.swap, min_size=options.min_size)
