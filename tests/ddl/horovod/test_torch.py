@@ -158,7 +158,7 @@ else:
 def test_a_rank_that_makes_no_call_at_all_is_named_in_the_scripts_words(ranks: Run, tmp_path: Path) -> None:
     script = tmp_path / "silent.py"
     script.write_text(SILENT)
-    done = ranks(2, script, timeout=60, DDL_TIMEOUT="4")
+    done = ranks(2, script, timeout=60, DDL_TIMEOUT="8")
     assert done.returncode != 0
     assert re.search(
         r"RankTimeoutError: rank 0 called allreduce 'a' .*, which the ranks could not agree on: rank 0 \(host .*\) has "

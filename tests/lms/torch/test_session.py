@@ -664,13 +664,13 @@ def test_a_link_that_becomes_slower_leads_to_a_new_plan_and_the_same_bits(
         tier.link = lambda: slower
         for _ in range(500):
             assert identical(gradients(net), plain)
-            if any("copies out take 2.00 x as long" in text for text in told):
+            # A busy machine's computation may drift first; that plan, too, takes the link as it is.
+            if session.trace is not None and session.trace.link == slower.to_dict():
                 break
         else:
-            pytest.fail(f"no new plan in 500 passes, or for another reason: {told}")
+            pytest.fail(f"no new plan in 500 passes: {told}")
+        assert "as long" in told[-1]
         assert identical(gradients(net), plain)
-        assert session.trace is not None
-        assert session.trace.link == slower.to_dict()
 
 
 def test_in_a_pause_nothing_is_recorded_and_nothing_moves(lms: Make) -> None:
