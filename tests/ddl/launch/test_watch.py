@@ -81,8 +81,8 @@ def test_guards_that_do_not_answer_although_their_ranks_have_begun_are_a_warning
     progress.note(100.0, 1)
     assert progress.warning(109.9) is None
     assert progress.warning(110.0) == (
-        "warning: the guard on 1 of 2 hosts does not reach ddlrun (a firewall?): if such a host is lost, "
-        "nobody may notice"
+        "warning: the guard on 1 of 2 hosts does not reach ddlrun (a firewall?): the loss of such a host may go "
+        "unnoticed"
     )
     assert progress.warning(111.0) is None
     progress.note(112.0, 2)

@@ -45,9 +45,9 @@ def wrapper(mpi: Mpi, first: str = "", secrets: Sequence[str] = ()) -> tuple[str
     their own names, LD_PRELOAD, PATH or TMPDIR for the ranks would also act on mpirun, its daemons and ssh.
 
     The first rank of each host starts the guard (`guard`) and reads its output to the end, which comes when the guard
-    is connected to ddlrun, or cannot be. The guard is not a child of the program, which might wait for it, and does not
-    hold the rank's output, for which MPI would wait. Without a token there is nobody to report to, and the shell
-    becomes the program. With a token the shell waits for the program:
+    is connected to ddlrun, or cannot be. The guard is not a child of the program, because that might wait for it. It
+    does not hold the rank's output, because MPI would wait for its end. Without a token there is nobody to report to,
+    and the shell becomes the program. With a token the shell waits for the program:
     - in the foreground, because a shell takes stdin and SIGINT from what it starts in the background;
     - with a trap, which is not inherited, for what MPI sends: every MPI signals a rank's whole process group, so the
       program has its signal already. The shell must live on to report the program's end, and that MPI asked for it: a

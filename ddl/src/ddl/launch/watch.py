@@ -107,7 +107,7 @@ class Progress:
         waited = now - self._moved_at
         if self._warned or waited < min(WARN_SECONDS, self.start_seconds / 2):
             return None
-        if self.reports is None or self.reports.ended or self.lost:
+        if self.reports is None or self.lost or self._failed_at is not None:
             return None
         self._warned = True
         if who := self._not_begun():
@@ -116,10 +116,10 @@ class Progress:
                 f"{self.start_seconds:.0f} s (--start-timeout)"
             )
         hosts = len({one.host for one in self.places})
-        if (silent := hosts - self._seen[0]) > 0:
+        if (silent := hosts - self._seen[0]) > 0 and not self.reports.ended:
             return (
-                f"warning: the guard on {silent} of {hosts} hosts does not reach ddlrun (a firewall?): if such a host "
-                "is lost, nobody may notice"
+                f"warning: the guard on {silent} of {hosts} hosts does not reach ddlrun (a firewall?): the loss of such "
+                "a host may go unnoticed"
             )
         return None
 

@@ -98,7 +98,7 @@ void* PagePool::take_pages(std::size_t nbytes, void* place) {
     seams_.insert({to, to + nbytes});
     usage_.paged += nbytes;
     trim(keep_);
-    note_peak();  // nobody has touched fresh pages before
+    note_peak();  // after the trim: fresh pages take no memory before they are touched
     return run;
 }
 

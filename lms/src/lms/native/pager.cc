@@ -375,7 +375,7 @@ std::size_t Pager::room(std::size_t handed) const {
     return std::max(keep_, left - std::min(left, handed));
 }
 
-// Let others leave until `nbytes` more may come, and the pool may hand out `handed`, as far as they can.
+// Let others leave until `nbytes` more may come and the pool may hand out `handed`, or until none can leave.
 void Pager::make_room(Lock& lock, std::size_t nbytes, std::size_t handed) {
     while (usage_.resident + nbytes > room(handed)) {
         Piece* const victim = next_out(0, false);
