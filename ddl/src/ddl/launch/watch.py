@@ -118,8 +118,8 @@ class Progress:
         hosts = len({one.host for one in self.places})
         if (silent := hosts - self._seen[0]) > 0 and not self.reports.ended:
             return (
-                f"warning: the guard on {silent} of {hosts} hosts does not reach ddlrun (a firewall?): the loss of such "
-                "a host may go unnoticed"
+                f"warning: the guard on {silent} of {hosts} hosts does not reach ddlrun (a firewall?): the loss of "
+                "such a host may go unnoticed"
             )
         return None
 
