@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import multiprocessing
 import warnings
 
 import numpy as np
@@ -130,23 +131,25 @@ class Images:
         return (losses, [one.numpy() for one in self.filters]), peaks
 
 
-@pytest.mark.timeout(600)
-def test_no_step_goes_over_a_limit_that_was_accepted() -> None:
-    accepted = 0
-    for share in (0.5, 0.8):  # of what swapping saves; what memory the process keeps changes from test to test
+def keep_limits() -> list[str]:
+    """Train under two limits; what was accepted and not kept."""
+    faults: list[str] = []
+    for share in (0.5, 0.8):  # of what swapping saves
         (_, least), (plain, most) = Images().train(ABOVE(offload(budget=0))), Images().train(tf.function)
         limit = int(max(least) + share * (max(most) - max(least)))
         decorator = offload(limit=limit)
-        try:
-            ours, peaks = Images().train(ABOVE(decorator))
-        except LimitError:
-            continue
-        accepted += 1
-        assert same(ours, plain)
-        assert max(peaks) <= limit, f"{share}: {peaks} with a limit of {limit}, plain {most}, at least {least}"
+        ours, peaks = Images().train(ABOVE(decorator))
         tried, planned = decorator.traces
-        assert tried.swapped > planned.swapped
-    assert accepted
+        if not (same(ours, plain) and max(peaks) <= limit and tried.swapped > planned.swapped):
+            faults.append(f"{share}: {peaks} with a limit of {limit}, plain {most}, at least {least}")
+    return faults
+
+
+@pytest.mark.timeout(600)
+def test_no_step_goes_over_a_limit_that_was_accepted() -> None:
+    # A process of its own: what memory other tests have left behind changes from step to step.
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        assert not pool.apply(keep_limits)
 
 
 @pytest.mark.parametrize(

@@ -136,6 +136,8 @@ class Offload:
         """
         before, traced = self._usage(), len(self.traces)
         if is_new:
+            if isinstance(self.tier, FileTier):
+                give_back()  # what was freed before the step is no part of its peak
             with contextlib.suppress(OSError):  # a sandbox's kernel may refuse: the peak is then that of the process
                 self._resident.reset_peak()
         self._failure, self._measuring = None, True
@@ -194,7 +196,9 @@ class Offload:
         self._tries = over and first
         if not self._tries and (first or over):
             # An operation needs inside at most what the peak leaves beside its tensors; with other threads at work a
-            # quarter more. What stays in memory after the step is a part of what the next plan finds there.
+            # quarter more. What stays in memory after the step is a part of what the next plan finds there, once glibc
+            # has given back the rest.
+            give_back()
             above = (self.peak - max(self._found, self._resident.current())) * 5 // 4 // len(traces)
             self.scratch = {name: max(0, above - nbytes) for name, nbytes in self._surely.items()}
         return over or (first and last.swapped > 0)
