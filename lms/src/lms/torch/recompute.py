@@ -327,12 +327,13 @@ class Watch:
 
     def _call(self, span: _Span, kept: frozenset[int], times: Sequence[float]) -> Call:
         assert self._recorder is not None
-        seconds = min(_seconds(span, self._recorder), sum(times[span.first : span.last]))
+        watched = _seconds(span, self._recorder)
+        seconds = min(watched, sum(times[span.first : span.last]))
         inputs, extra = set(span.inputs), list(span.extra_inputs)
-        for number in kept:
-            product = self._watching.products[span.products[number]]
+        for product in (self._watching.products[span.products[number]] for number in kept):
             (took,) = self._recorder.device.elapsed(product.marks)
-            seconds = max(seconds - took, 0.0)
+            seconds -= seconds * min(took / max(watched, took, 1e-9), 1.0)
+            watched -= took
             inputs.update(one.record for one in product.results if one.record is not None)
             extra += [one.nbytes for one in product.results if one.record is None]
         return Call(span.first, span.last, seconds, tuple(sorted(inputs)), tuple(extra))
