@@ -33,6 +33,7 @@ class StateRoom:
         self._part = part
         self._passes = passes
         self._lingers = lingers
+        self.largest = 0  # bytes of the largest part in the last step
         self._seen: Recorder | None = None  # of the last pass that was measured
         self._before: int | None = None  # most bytes beside the state from a pass's end to the step
         self._after: int | None = None  # and from there to the next pass
@@ -77,7 +78,7 @@ class StateRoom:
         passes = planner.progress.passes + 1 - self._passes_before
         if self._before is None or planner.limit is None or passes < self._passes_a_step:
             return 0
-        return planner.budget.planned(0) - self._before - state.held - 3 * self._part
+        return planner.budget.planned(0) - self._before - state.held - 3 * max(self._part, self.largest)
 
     def after_step(self, nbytes: int, held: int) -> None:
         """An optimizer has stepped: `held` of the `nbytes` of state that may move are on the device now."""

@@ -252,6 +252,7 @@ class StatePager:
         self._slack = slack
         self._stay = 0
         self._room = Room(0)
+        self.largest = 0  # bytes of the largest part of the last step
         self._known: weakref.WeakKeyDictionary[Optimizer, Figures] = weakref.WeakKeyDictionary()
         self._stepping = False
         self._failed: LMSError | None = None  # of a copy out: the tensor stays on the device
@@ -337,11 +338,14 @@ class StatePager:
         parts, allowed, held = self._parts(optimizer, state), self._allowed(optimizer), 0
         sizes = [sum(map(self._size, repeat(state), _parameters(part))) for part in parts]
         others = sum(figures.held for other, figures in self._known.items() if other is not optimizer)
+        self.largest = max(sizes, default=0)
+        scratch = 2 * max(0, self.largest - CHUNK)  # the room has some for parts of the usual size
+        most = self._room.in_step - others - scratch
         started = 0  # parts whose copies back have been started
         leaving: deque[list[Copy]] = deque([[], []])  # copies out of the last two parts
         for index, part in enumerate(parts):
             self._wait(leaving.popleft())
-            room = self._room.in_step - others - held  # for what leaves, this part and those after it
+            room = most - held  # for what leaves, this part and those after it
             self.guests.let_leave(max(0, room - sum(sizes[index : index + 2])))
             try:
                 while started < len(parts) and (
@@ -364,7 +368,7 @@ class StatePager:
             self._after_part((parameter, state.entry(parameter)) for parameter in _parameters(part))
             departures, held = self._trim(state, _parameters(part), allowed, held)
             leaving.append(departures)
-            self.guests.let_leave(max(0, self._room.in_step - others - held))
+            self.guests.let_leave(max(0, most - held))
         for copies in leaving:
             self._wait(copies)
 

@@ -124,6 +124,7 @@ class State:
         """
         self.pager.after_step(optimizer)
         if self._optimizers:
+            self._room.largest = self.pager.largest
             self._room.after_step(*self.pager.figures)
         if self._paging is not None and counts:
             self._paging.count()
