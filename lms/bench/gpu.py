@@ -167,14 +167,15 @@ def cell(build: Callable[[], Built], kind: str, cap: int | None, swap: tuple[str
                     swap=swap,
                     recompute=kind == "lms+recompute",
                 ).open()
+            stream = torch.cuda.current_stream()
             seconds: list[float] = []
             hooks: list[float] = []
             losses: list[float] = []
             for _ in range(LMS_STEPS if session is not None else STEPS):
-                torch.cuda.synchronize()
+                stream.synchronize()  # not the whole GPU: copies may go on into the next step
                 began = time.perf_counter()
                 losses.append(train_step(job, optimizer, every_step))
-                torch.cuda.synchronize()
+                stream.synchronize()
                 seconds.append(time.perf_counter() - began)
                 hooks.append(float(session.stats()["hook_time"] or 0) if session is not None else 0.0)
                 if len(losses) == STEPS:
@@ -201,7 +202,7 @@ def figures(session: Session, out: Path) -> Found:
     stats, plan, trace = session.stats(), session.plan, session.trace
     found: Found = {name: stats[name] for name in ("saved", "peak", "host_peak", "last_out", "last_in", "misses")}
     found |= {name: stats[name] for name in ("state", "state_out", "last_stall_out", "last_stall_in")}
-    found["link"] = str(session.link())
+    found["link"], found["peak_where"] = str(session.link()), session.peak_where
     if plan is not None:
         found |= {"pass": plan.forecast.seconds, "moves": len(plan.moves)}
         found["choice"] = plan.choice.why if plan.choice is not None else ""
@@ -263,7 +264,7 @@ def row(one: Found, cells: Sequence[Found]) -> str:
     if "seconds" in plain:
         line += f", {plain['seconds'] / one['seconds']:.3f} of plain's throughput"
         line += f", bits {'equal' if one['bits'] == plain['bits'] else 'DIFFER'}"
-    line += f", peak {format_size(one['peak'])}, reserved {format_size(one['reserved'])}"
+    line += f", peak {format_size(one['peak'])} {one.get('peak_where', '')}, reserved {format_size(one['reserved'])}"
     if "pass" in one:
         line += f", pass foreseen {one['pass']:.3f} s, its computation {one['computed']:.3f} s"
         line += f", {format_size(one['last_out'])} out, {format_size(one['host_peak'])} on the host; {one['choice']}"
