@@ -78,8 +78,11 @@ class StateGuests(Guests):
         """Have the computation wait for the one that left first; if none leaves, drop the one that is needed last."""
         if not self._leaving and not self._here:
             return False
-        self._leave(next(iter(self._leaving)) if self._leaving else next(reversed(self._here)))
-        self._next = deque()  # there is less room than was thought
+        if self._leaving:
+            self._leave(next(iter(self._leaving)))
+        else:
+            self._leave(next(reversed(self._here)))
+            self._next = deque()  # there is less room than was thought
         return True
 
     def let_leave(self, most: int) -> None:

@@ -65,20 +65,20 @@ class Result:
         return storage is None or self.record is not None
 
 
-class Product(NamedTuple):
-    """One product of the pass that is watched."""
+class Operation(NamedTuple):
+    """One operation of the pass that is watched."""
 
-    position: int  # of the next access after it
-    marks: tuple[Mark, Mark]  # around its computation
-    results: list[Result]
+    position: int  # of the next access before it ran
+    marks: tuple[Mark, Mark]  # around it
+    results: list[Result] | None  # of a product; None: it is none
 
 
 class Watching(TorchDispatchMode):
-    """Notes all products, in their order."""
+    """Notes all operations, in their order. Their times leave out what the device waits for between them."""
 
     def __init__(self, swapper: SavedTensorSwapper) -> None:
-        super().__init__()
-        self.products: list[Product] = []
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.operations: list[Operation] = []
         self._unknown: list[Result] = []
         self._swapper = swapper
         self._device = swapper.planner.device
@@ -86,15 +86,15 @@ class Watching(TorchDispatchMode):
     def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operation."""
         kwargs = kwargs or {}
-        if not _is_product(operation, args, kwargs):
-            return operation(*args, **kwargs)
+        recorder = self._swapper.recorder
         before = self._device.mark()
         results = operation(*args, **kwargs)
         marks = before, self._device.mark()
-        noted = [Result(one) for one in tree_leaves(results) if isinstance(one, torch.Tensor)]
-        recorder = self._swapper.recorder
-        self.products.append(Product(recorder.position if recorder is not None else 0, marks, noted))
-        self._unknown += noted
+        noted = None
+        if _is_product(operation, args, kwargs):
+            noted = [Result(one) for one in tree_leaves(results) if isinstance(one, torch.Tensor)]
+            self._unknown += noted
+        self.operations.append(Operation(recorder.position if recorder is not None else 0, marks, noted))
         return results
 
     def look_up(self) -> None:
@@ -103,7 +103,7 @@ class Watching(TorchDispatchMode):
 
     def forget(self) -> None:
         """Begin anew."""
-        self.products.clear()
+        self.operations.clear()
         self._unknown.clear()
 
 
@@ -111,7 +111,7 @@ class Keeping(TorchDispatchMode):
     """In a module's forward: keeps the products with these `numbers`, in the order of the forward."""
 
     def __init__(self, swapper: SavedTensorSwapper, numbers: Collection[int]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.kept: dict[int, tuple[Any, Any]] = {}  # by number: the operation and what stands for its results
         self._swapper = swapper
         self._numbers = numbers
@@ -140,13 +140,13 @@ class Giving(TorchDispatchMode):
     """As the module runs again: gives the products that were kept, and has the others computed."""
 
     def __init__(self, keeping: Keeping) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._keeping = keeping
 
     def __enter__(self) -> Giving:
         """From the forward's begin."""
         self._number = 0
-        super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -27,12 +27,11 @@ from torch.utils.checkpoint import checkpoint, noop_context_fn, set_checkpoint_e
 from lms.core.plan import Choice
 from lms.core.recompute import Call, Candidate
 from lms.errors import LMSError
-from lms.memory.device import Mark
 from lms.runtime.recorder import Recorder
 from lms.torch.hooks import SavedTensorHooks
 from lms.torch.modules import ModuleNames
 from lms.torch.movable import movable
-from lms.torch.products import Watching, contexts
+from lms.torch.products import Operation, Watching, contexts
 from lms.torch.records import View
 from lms.torch.swapper import SavedTensorSwapper, graph_task
 
@@ -202,14 +201,13 @@ def _are_plain(leaves: Iterable[object]) -> bool:
 class _Span:
     """One call of a module in the pass that is watched."""
 
-    mark: Mark
     first: int  # the number of the next access when it began
     within: tuple[Module, ...]  # the calls that it lies in
     last: int = 0
     inputs: list[int] = field(default_factory=list)  # as in Call
     extra_inputs: list[int] = field(default_factory=list)
     views: list[View] = field(default_factory=list)  # of all inputs, to see whether they change
-    products: range = range(0)  # the numbers of those that it computes
+    operations: slice = field(default_factory=lambda: slice(0))  # those of the pass that it runs
     state: list[torch.Tensor] = field(default_factory=list)  # parameters and buffers, to see whether they are the same
 
 
@@ -232,8 +230,7 @@ class Watch:
             self._spans.clear()  # another pass
             self._watching.forget()
         self._recorder = recorder
-        mark = self._swapper.planner.device.mark()
-        span = _Span(mark, recorder.position if recorder is not None else 0, tuple(self._open))
+        span = _Span(recorder.position if recorder is not None else 0, tuple(self._open))
         traits = _traits(module)
         if module in self._spans and traits != forward.traits:
             self._unfit.add(module)
@@ -241,7 +238,7 @@ class Watch:
         leaves = tree_leaves((args, kwargs))
         plain = _are_plain(leaves)
         before = _Surroundings(module, (args, kwargs), self._hooks.unusual, values=True) if plain else None
-        first = len(self._watching.products)
+        first = len(self._watching.operations)
         outermost = not self._open
         self._open.append(module)
         fit = False
@@ -262,7 +259,7 @@ class Watch:
             recorder.slowed = True
         if module not in self._unfit and recorder is not None and recorder is self._recorder:
             span.last = recorder.position
-            span.products = range(first, len(self._watching.products))
+            span.operations = slice(first, len(self._watching.operations))
             span.state = _parameters_and_buffers(module)
             for leaf in {id(leaf): leaf for leaf in leaves if isinstance(leaf, torch.Tensor)}.values():
                 self._note_input(span, leaf)
@@ -314,29 +311,36 @@ class Watch:
         return found
 
     def _ways(self, spans: Sequence[_Span]) -> list[frozenset[int]]:
-        """The sets of products that a module may keep, by their numbers in each of its forwards: none, or all."""
+        """The sets of products that a module may keep, by their numbers in each of its forwards: none, or all.
+
+        What comes after the last save is not needed again, and what is changed in place is not there any more.
+        """
         keepable = [
             frozenset(
                 number
-                for number, product in enumerate(self._watching.products[one.products.start : one.products.stop])
-                if product.position < one.last and not any(result.view.changed for result in product.results)
+                for number, product in enumerate(self._products(one))
+                if product.position < one.last and not any(result.view.changed for result in product.results or ())
             )
             for one in spans
         ]
         return [frozenset(), keepable[0]] if keepable[0] and len(set(keepable)) == 1 else [frozenset()]
 
+    def _products(self, span: _Span) -> list[Operation]:
+        return [one for one in self._watching.operations[span.operations] if one.results is not None]
+
     def _call(self, span: _Span, kept: frozenset[int], times: Sequence[float]) -> Call:
         assert self._recorder is not None
-        watched = _seconds(span, self._recorder)
+        elapsed = self._recorder.device.elapsed
+        operations = self._watching.operations[span.operations]
+        watched = sum(elapsed(one.marks)[0] for one in operations if one.position < span.last)
+        products = self._products(span)
+        given = [products[number] for number in kept]
         seconds = min(watched, sum(times[span.first : span.last]))
-        inputs, extra = set(span.inputs), list(span.extra_inputs)
-        for product in (self._watching.products[span.products[number]] for number in kept):
-            (took,) = self._recorder.device.elapsed(product.marks)
-            seconds -= seconds * min(took / max(watched, took, 1e-9), 1.0)
-            watched -= took
-            inputs.update(one.record for one in product.results if one.record is not None)
-            extra += [one.nbytes for one in product.results if one.record is None]
-        return Call(span.first, span.last, seconds, tuple(sorted(inputs)), tuple(extra))
+        seconds *= 1 - sum(elapsed(one.marks)[0] for one in given) / max(watched, 1e-9)
+        results = [result for one in given for result in one.results or ()]
+        inputs = {*span.inputs, *(one.record for one in results if one.record is not None)}
+        extra = [*span.extra_inputs, *(one.nbytes for one in results if one.record is None)]
+        return Call(span.first, span.last, max(seconds, 0.0), tuple(sorted(inputs)), tuple(extra))
 
     def _repeatable(self, module: Module, spans: Sequence[_Span]) -> bool:
         """Whether inputs, parameters and buffers are as they were, and no backward ran inside."""
@@ -348,12 +352,6 @@ class Watch:
             or [id(tensor) for tensor in one.state] != state  # torch.func.functional_call
             for one in spans
         )
-
-
-def _seconds(span: _Span, recorder: Recorder) -> float:
-    """Computation from the call's begin to the last tensor that it saves."""
-    marks = [span.mark, *recorder.marks[2 * span.first + 1 : 2 * span.last]]
-    return sum(recorder.device.elapsed(marks)[::2])
 
 
 def _parameters_and_buffers(module: Module) -> list[torch.Tensor]:
