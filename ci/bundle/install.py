@@ -80,10 +80,10 @@ def clobbered(prefix: Path) -> list[str]:
     """The files that two packages of `prefix` both claim: one has its own in place, the other's was moved aside."""
     owners: dict[str, list[str]] = {}
     for record in installed(prefix):
-        for path in map(Path, record.files):
+        for path in map(str, record.files):
             # rattler puts what loses into __clobbers__/PACKAGE/, and writes that into the package's record.
-            place = Path(*path.parts[2:]) if path.parts[0] == "__clobbers__" else path
-            owners.setdefault(str(place), []).append(record.name.normalized)
+            place = path.split("/", 2)[2] if path.startswith("__clobbers__/") else path
+            owners.setdefault(place, []).append(record.name.normalized)
     return [f"{path} ({' and '.join(names)})" for path, names in sorted(owners.items()) if len(names) > 1]
 
 

@@ -61,20 +61,22 @@ def lay_out(environment: Environment, folder: Path, cache: Path) -> Path:
     if both := install.clobbered(whole):
         raise BundleError(f"environment {environment.name!r}: files of two packages: {'; '.join(both[:5])}")
     by_pip = _pip(environment.pip, whole)
-    _forget_this_machine(whole)
     _split(whole, context / "ours", environment.ours)
+    _forget_this_machine(context / "ours", whole)
     framework = context / "framework"
     lock = environment.lock(by_pip)
     if not (locked.is_file() and locked.read_text() == lock):
         locked.unlink(missing_ok=True)
         shutil.rmtree(framework, ignore_errors=True)
+        _forget_this_machine(whole, whole)
         _compile(whole, whole)
+        _readable(whole)
         whole.rename(framework)
         locked.write_text(lock)
     _compile(context / "ours", framework)
     shutil.rmtree(whole, ignore_errors=True)
     shutil.copytree(FILES, context / "files")
-    for path in (framework, context / "ours", context / "files"):
+    for path in (context / "ours", context / "files"):
         _readable(path)
     (context / ".dockerignore").write_text("framework.lock\n")
     return context
@@ -93,10 +95,13 @@ def _pip(requirements: Sequence[str], prefix: Path) -> set[str]:
     return there() - before
 
 
-def _forget_this_machine(whole: Path) -> None:
-    """Take this machine's paths and times out of what the installers recorded: the same lock gives the same layer."""
-    (whole / "CACHEDIR.TAG").unlink(missing_ok=True)  # rattler's; whoever makes copies would skip the folder
-    for path in (whole / "conda-meta").glob("*.json"):
+def _forget_this_machine(folder: Path, whole: Path) -> None:
+    """Take this machine's paths and times out of what the installers recorded in `folder`, a part of `whole`.
+
+    The same lock then gives the same layer.
+    """
+    (folder / "CACHEDIR.TAG").unlink(missing_ok=True)  # rattler's; whoever makes copies would skip the folder
+    for path in (folder / "conda-meta").glob("*.json"):
         record = json.loads(path.read_text())
         for key in _LOCAL:
             record.pop(key, None)
@@ -110,12 +115,12 @@ def _forget_this_machine(whole: Path) -> None:
         _replace(path, json.dumps(record, indent=2, sort_keys=True))
     # pip's scripts: the first line names python, or where that has a blank or is long, the second, which sh reads.
     old = f"{whole}/bin/"
-    for path in (whole / "bin").iterdir():
+    for path in folder.glob("bin/*"):
         if path.is_file() and not path.is_symlink():
             head = path.read_bytes()[:1024].split(b"\n")[:2]
             if head[0].startswith(b"#!") and any(old.encode() in line for line in head):
                 _replace(path, path.read_text().replace(old, f"{PREFIX}/bin/", 1))
-    for path in whole.glob("lib/python*/site-packages/*.dist-info/direct_url.json"):
+    for path in folder.glob("lib/python*/site-packages/*.dist-info/direct_url.json"):
         if json.loads(path.read_text()).get("url", "").startswith("file:"):  # where it was built
             path.unlink()
 

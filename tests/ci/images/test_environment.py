@@ -195,7 +195,7 @@ def test_scripts_of_the_pip_step_run_the_images_python(tmp_path: Path) -> None:
     second = "'''exec' \"{}/bin/python3\" \"$0\" \"$@\"\n' '''\nprint(1)\n"
     (whole / "bin/long").write_text("#!/bin/sh\n" + second.format(whole))
     (whole / "bin/other").write_text(f"#!/bin/sh\n# no python\n# {whole}/bin/\n")
-    environment._forget_this_machine(whole)
+    environment._forget_this_machine(whole, whole)
     assert (whole / "bin/tool").read_text() == "#!/opt/conda/bin/python3\nprint(1)\n"
     assert (whole / "bin/long").read_text() == "#!/bin/sh\n" + second.format("/opt/conda")
     assert (whole / "bin/other").read_text() == f"#!/bin/sh\n# no python\n# {whole}/bin/\n"
