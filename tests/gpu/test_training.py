@@ -126,15 +126,6 @@ def hold_up(cycles: int) -> None:
         torch.cuda._sleep(cycles)
 
 
-def copy_late(copy: Callable[..., None]) -> Callable[..., None]:
-    def late(self: CudaStreams, stream: torch.cuda.Stream, destination: Tensor, source: Tensor) -> None:
-        with torch.cuda.stream(stream):
-            hold_up(DELAY)
-        copy(self, stream, destination, source)
-
-    return late
-
-
 def assert_same(ours: list[list[Tensor]], theirs: list[list[Tensor]]) -> None:
     for step, (mine, other) in enumerate(zip(ours, theirs, strict=True)):
         for index, (a, b) in enumerate(zip(mine, other, strict=True)):
@@ -156,7 +147,14 @@ def test_losses_and_gradients_are_those_of_plain_training(
     build = MODELS[model]
     plain = trained(build)
     if late == "the copies":
-        monkeypatch.setattr(CudaStreams, "copy", copy_late(CudaStreams.copy))
+        copy = CudaStreams.copy
+
+        def copy_late(self: CudaStreams, stream: object, destination: Tensor, source: Tensor) -> None:
+            with torch.cuda.stream(stream):  # type: ignore[arg-type]
+                hold_up(DELAY)
+            copy(self, stream, destination, source)
+
+        monkeypatch.setattr(CudaStreams, "copy", copy_late)
     delay = DELAY if late == "the computation" else 0
 
     session = Session(budget=EVERYTHING, min_size=0, device=GPU)
@@ -194,40 +192,3 @@ def test_optimizer_state_that_is_away_between_steps_has_plains_bits(fused: bool)
 
     for ours, plain in zip(train(swapped=True), train(swapped=False), strict=True):
         assert torch.equal(ours, plain)
-
-
-@pytest.mark.parametrize("late", [False, True])
-def test_under_a_limit_state_leaves_in_the_next_forward_and_is_back_before_its_step(
-    late: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if late:
-        monkeypatch.setattr(CudaStreams, "copy", copy_late(CudaStreams.copy))
-
-    def train(limit: int | None) -> tuple[list[Tensor], list[int], int]:
-        torch.manual_seed(1)
-        net = nn.Sequential(*(one for _ in range(12) for one in (nn.Linear(1024, 1024), nn.GELU()))).to(GPU)
-        optimizer = torch.optim.AdamW(net.parameters(), 1e-3)
-        swap = "activations,optimizer"
-        session = Session(net, optimizer, limit=limit, swap=swap) if limit is not None else nullcontext()
-        guests = []
-        torch.cuda.reset_peak_memory_stats()
-        with session:
-            for step in range(2 * STEPS):
-                torch.manual_seed(step)
-                optimizer.zero_grad()
-                net(torch.randn(8192, 1024, device=GPU)).square().mean().backward()
-                guests.append(session._planner.guests.nbytes if isinstance(session, Session) else 0)
-                optimizer.step()
-            if isinstance(session, Session):
-                assert session.stats()["swapped_out"] > 0
-                assert not session.over_limit
-        peak = torch.cuda.max_memory_allocated()
-        return [*net.parameters(), *(one["exp_avg_sq"] for one in optimizer.state.values())], guests, peak
-
-    plain, _, peak = train(None)
-    beside = sum(one.nbytes for one in plain)
-    gc.collect()
-    ours, guests, _ = train(beside + int(0.7 * peak))
-    assert max(guests[-STEPS:]) > 0, "the backward's end has room for some of it"
-    for one, other in zip(ours, plain, strict=True):
-        assert torch.equal(one, other)

@@ -15,7 +15,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from lms.core import bound
-from lms.core.plan import Plan, floor, make_plan, plain_peak, spare, table
+from lms.core.plan import Plan, floor, make_plan, plain_peak, table
 from lms.core.schedule import Schedule
 from lms.core.simulate import simulate
 from lms.errors import LimitError, UsageError
@@ -69,19 +69,6 @@ def test_any_pass_keeps_to_a_budget_that_its_working_set_fits_into(traces: Modul
         trace, data.draw(traces.LINKS), budget=budget, prefetch=data.draw(SOME), write_ahead=data.draw(SOME)
     )
     assert plan.forecast.held_peak <= budget + trace.largest
-
-
-@given(st.data())
-def test_what_is_spare_from_an_access_on_fits_under_the_cap_whatever_is_back(
-    traces: ModuleType, data: st.DataObject
-) -> None:
-    trace = data.draw(traces.passes())
-    plan = make_plan(trace, data.draw(traces.LINKS), budget=data.draw(st.integers(traces.resting(trace), trace.saved)))
-    found = spare(trace, plan)
-    assert list(found) == sorted(found)
-    for at, nbytes in enumerate(found):
-        room = min(cap - live for cap, live in zip(plan.cap[at:], trace.live[at:], strict=True))
-        assert nbytes == max(0, room)
 
 
 @given(st.data())

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from lms.core.items import DeviceFull, Guests, Item, State
+from lms.core.items import DeviceFull, Item, State
 from lms.core.schedule import Course, Schedule, Swap
 from lms.core.stepper import AHEAD, Stepper
 from lms.errors import SpillError, afresh
@@ -77,22 +77,6 @@ class FakeMover:
 
     def forget(self, item: Item) -> None:
         self.forgotten.append(item.index)
-
-
-class FakeGuests(Guests):
-    """Some of `N` bytes each."""
-
-    def __init__(self, number: int) -> None:
-        self.nbytes = number * N
-        self.asked: list[int] = []  # how many bytes may be there
-
-    def shrink(self) -> bool:
-        there = self.nbytes > 0
-        self.nbytes -= there * N
-        return there
-
-    def come(self, most: int) -> None:
-        self.asked.append(most)
 
 
 class Run:
@@ -466,42 +450,6 @@ def test_what_was_left_behind_makes_room_for_what_comes_back() -> None:
     run.next_step(course(4, swap(0, 0, 3, 2), cap={2: 2 * N}), lives_on=False)
     assert run.go("w0 w1 r1") == ["A", "AH", "CH"]
     assert old.state is State.AWAY
-
-
-@pytest.mark.parametrize(("cap", "left"), [(5, 2), (4, 1), (3, 0), (2, 0)])
-def test_guests_leave_before_anything_waits(cap: int, left: int) -> None:
-    run = Run(course(3, swap(0, 1, 2), cap=cap * N))
-    run.stepper.guests = FakeGuests(2)
-    run.mover.slow = True
-    run.go("w0 w1 w2")
-    assert run.stepper.guests.nbytes == left * N
-    assert ("wait out 0" in run.mover.asked) == (cap == 2)
-
-
-def test_guests_make_room_for_what_comes_back_and_none_comes_before_that() -> None:
-    moves = swap(0, 0, 5, 2), swap(1, 1, 4, 2)
-    led = Course(Schedule(moves, (3 * N,) * 6), None, spare=[0, 0, 0, N, 2 * N, 3 * N])
-    run = Run(led)
-    run.stepper.guests = guests = FakeGuests(1)
-    assert run.go("w0 w1 w2 r2 r1 r0")[3] == "CCH"
-    assert guests.nbytes == 0
-    assert guests.asked == [N, 2 * N, 3 * N], "not in the forward"
-
-
-def test_guests_leave_if_the_device_is_full() -> None:
-    run = Run(course(2, swap(0, 0, 1)))
-    run.stepper.guests = guests = FakeGuests(2)
-    run.mover.is_full = lambda: guests.nbytes > 0
-    run.go("w0 r0")
-    assert guests.nbytes == 0
-    assert run.stepper.made_room == 0
-
-
-def test_the_rule_has_no_guests() -> None:
-    run = Run()
-    run.stepper.guests = FakeGuests(2)
-    run.go("w0")
-    assert run.stepper.guests.nbytes == 0
 
 
 def test_the_peak_of_a_step_is_its_own() -> None:

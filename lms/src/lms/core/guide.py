@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from lms.core.drift import Drift
-from lms.core.plan import Plan, spare
+from lms.core.plan import Plan
 from lms.core.schedule import Course
 from lms.core.trace import AccessKind, Trace
 
@@ -55,7 +55,7 @@ class Guide:
         self.usual = trace.seconds if usual is None else usual
         self.drift.forget()
         self.unread: Timed | None = None  # the last timed pass, until its times can be read without a wait
-        self.course = Course(plan, plan.forecast.held_peak, spare(trace, plan))
+        self.course = Course(plan, plan.forecast.held_peak)
         self.pinned = [tensor.pinned for tensor in trace.tensors]
         self.sizes = [tensor.nbytes for tensor in trace.tensors]
         self.labels = [(tensor.module, tensor.dtype, tensor.shape) for tensor in trace.tensors]

@@ -63,25 +63,6 @@ class Item:
         return self.stored and self.departure is None
 
 
-class Guests:
-    """What else is on the device while there is room, such as state that leaves late or comes early. Here: nothing."""
-
-    nbytes = 0  # on the device now, copies in flight included
-
-    def begin(self) -> None:
-        """A step begins."""
-
-    def settle(self) -> None:
-        """Free the memory of those that have left."""
-
-    def shrink(self) -> bool:
-        """Have the computation wait until one has left, and free its memory. False if there is none."""
-        return False
-
-    def come(self, most: int) -> None:
-        """Start copies back of those that are needed after this step, up to `most` bytes on the device."""
-
-
 M = TypeVar("M", bound=Item, contravariant=True)
 
 

@@ -141,13 +141,6 @@ def floor(trace: Trace, gaps: Sequence[Gap] | None = None) -> tuple[int, str]:
     return int(resident[where]), f"module {name!r}" if name else "the model"
 
 
-def spare(trace: Trace, schedule: Schedule) -> tuple[int, ...]:
-    """Bytes under the cap that stay free from each access on to the step's end, even if all that was away is back."""
-    free = np.array(schedule.cap, np.int64) - np.array(trace.live, np.int64)
-    least = np.minimum.accumulate(free[::-1])[::-1]
-    return tuple(np.maximum(least, 0).tolist())
-
-
 def table(trace: Trace, link: Link, shares: Sequence[float] = (1.0, 0.75, 0.5, 0.35, 0.25, 0.0)) -> list[Plan]:
     """A plan for each share of the saved bytes that may stay: what a limit costs, before it is paid.
 

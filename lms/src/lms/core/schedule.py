@@ -6,7 +6,6 @@ The rules by which they are executed are `lms.core.stepper`'s.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -49,17 +48,13 @@ class Return(NamedTuple):
 
 
 class Course:
-    """A schedule laid out by access, to be executed. `most_held` is the most that it was predicted to hold.
+    """A schedule laid out by access, to be executed. `most_held` is the most that it was predicted to hold."""
 
-    `spare` are the bytes under the cap that stay free from each access on to the step's end; empty: not known.
-    """
-
-    def __init__(self, schedule: Schedule, most_held: int | None = None, spare: Sequence[int] = ()) -> None:
+    def __init__(self, schedule: Schedule, most_held: int | None = None) -> None:
         end = len(schedule.cap)
         self.cap = schedule.cap
         self.write_ahead = schedule.write_ahead
         self.most_held = most_held
-        self.spare = spare
         self.starts: dict[int, list[Swap]] = defaultdict(list)  # by the access with which they start
         self.on_demand: set[tuple[int, int]] = set()  # (tensor, access): it comes back only when it is read
         self.returns: list[Return] = []  # in the order in which they may start

@@ -11,12 +11,10 @@ At each access, after the computation that led to it:
 3. Moves of the schedule that start with this access start. If the tensor is to stay, only its copy out starts.
 4. While more than the cap is held, the oldest copy out is waited for.
 5. Copies back that may start do, in the schedule's order, as long as they fit under the cap. A tensor that
-   has not left yet simply stays. After the last of them, guests may come.
+   has not left yet simply stays.
 
 The device may have no memory for a copy back although the cap allows it: others use it, too. A copy ahead of its read
 is then left for later. For one that is read now others leave, one after the other, until it fits.
-
-*Guests* are other bytes that the device has room for: they count under the cap, too, and leave before any tensor does.
 
 *Held* are the bytes of tensors that LMS keeps on the device, copies in flight included. A tensor is *clean* if the tier
 below holds its bytes too: its memory can be dropped without a copy.
@@ -32,7 +30,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Generic, Literal, TypeVar
 
-from lms.core.items import DeviceFull, Guests, Item, Mover, State
+from lms.core.items import DeviceFull, Item, Mover, State
 from lms.core.schedule import Course, Swap
 from lms.errors import SpillError, afresh
 
@@ -57,7 +55,6 @@ class Stepper(Generic[I]):
         changed: Callable[[], None] | None = None,
     ) -> None:
         self.mover = mover
-        self.guests = Guests()
         self.held = 0
         self.held_peak = 0
         self.left = 0  # held bytes of items that outlived their step
@@ -161,7 +158,6 @@ class Stepper(Generic[I]):
 
     def settle(self) -> None:
         """Rule 1. Raises the error of a copy out that failed."""
-        self.guests.settle()
         while self._leaving:
             departure = self._leaving[0].departure
             assert departure is not None
@@ -207,8 +203,7 @@ class Stepper(Generic[I]):
         cap = course.cap[position]
         if course.most_held is not None and self.held - self.left > max(cap, course.most_held):
             self._off_schedule = True  # tensors live longer than they did (retain_graph): make room by the rule
-        guests = self.guests
-        if self.held + guests.nbytes > cap or course.write_ahead is not None:
+        if self.held > cap or course.write_ahead is not None:
             self._make_room(cap, item, ahead=course.write_ahead)
         returns = course.returns
         while self._returned < len(returns) and returns[self._returned].at <= position:
@@ -221,16 +216,12 @@ class Stepper(Generic[I]):
             elif comer.state is State.AWAY:
                 if self.left:
                     self._make_room(cap - comer.nbytes, item)
-                self._dismiss(cap - comer.nbytes)
-                if self.held + guests.nbytes + comer.nbytes > cap or not self._come_ahead(comer):
+                if self.held + comer.nbytes > cap or not self._come_ahead(comer):
                     break
             self._returned += 1
-        if course.spare and self._returned == len(returns) and not self._forward and not self._off_schedule:
-            guests.come(course.spare[position])
 
     def _by_rule(self, item: I, *, read: bool) -> None:
         budget = self._room(self.largest)
-        self._dismiss(-1)  # the rule does not know what room there is for them
         # A tensor that the forward has just written can leave too: its operation keeps it for as long as it needs it.
         in_hand = item if read else None
         # Copies out start while some room is left, so that few are waited for.
@@ -259,7 +250,6 @@ class Stepper(Generic[I]):
         If none is under way, evict. If nothing can be evicted, that is all the room there is now. At most `ahead`
         copies out of what leaves stay in flight.
         """
-        self._dismiss(cap)
         while self.held > cap or (ahead is not None and len(self._leaving) > ahead):
             dead = next((one for one in self._copied if one.state is State.DEAD), None) if self.held > cap else None
             if dead is not None:
@@ -271,11 +261,6 @@ class Stepper(Generic[I]):
                 for item in list(self._copied):  # in use: their memory must be free as soon as they are not
                     self._finish(item)
                 return
-
-    def _dismiss(self, cap: int) -> None:
-        """Have guests leave until at most `cap` bytes are on the device, or none is left."""
-        while self.held + self.guests.nbytes > cap and self.guests.shrink():
-            pass
 
     def _evict(self, in_hand: I | None) -> bool:
         """Have the oldest item leave that can and is not in hand: the backward needs it last. Whether one did.
@@ -305,8 +290,6 @@ class Stepper(Generic[I]):
             try:
                 self._come(item)
             except DeviceFull as full:
-                if self.guests.shrink():
-                    continue
                 before, self._off_schedule = self.held, True  # from now on make room by the rule
                 self._make_room(before - 1, item)
                 if self.held == before and not self._await_another(item):

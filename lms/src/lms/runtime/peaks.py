@@ -32,8 +32,6 @@ class Peaks:
         self._warned = False
         self._peak_is_between = False  # the device's peak is that of the time since the last pass
         self._before_pause = 0  # bytes that the time between two passes needed until it was paused
-        self._stepped = False  # the optimizer has, since the last pass
-        self.after_step = 0  # bytes that the time from the last step of the optimizer to the pass after it needed
         self._between = 0  # how often in a row the time between two passes alone needed more than the limit
 
     def before_a_pass(self) -> LimitError | None:
@@ -47,8 +45,6 @@ class Peaks:
             peak.held, f"after pass {passes}, outside forward and backward" if passes else "before the first pass"
         )
         self._steps = self.progress.steps
-        if self._stepped:
-            self.after_step, self._stepped = peak.in_use, False
         in_use = max(peak.in_use, self._before_pause)
         between, self._peak_is_between, self._before_pause = self._peak_is_between, False, 0
         if not between or not self.budget.over(in_use):
@@ -75,11 +71,6 @@ class Peaks:
         self._saw(self.device.peak().held, f"step {self.progress.steps + 1}")
         self._steps = self.progress.steps + 1
         self.device.reset_peak()
-
-    def optimizer_stepped(self) -> None:
-        """Note what the time since the last pass has needed, and read from now on what comes before the next."""
-        self.pause()
-        self._stepped = True
 
     def after_the_last_pass(self) -> None:
         """Note what the time since the last pass has needed so far."""

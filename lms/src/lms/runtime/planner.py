@@ -10,7 +10,6 @@ from typing import Protocol
 
 from lms.core.budget import Budget, Client
 from lms.core.guide import Guide, Key, prefixes
-from lms.core.items import Guests
 from lms.core.link import Link
 from lms.core.plan import Choice, Plan, floor, make_plan, plain_peak
 from lms.core.recompute import Candidate, choose
@@ -77,7 +76,6 @@ class PassPlanner:
         self.prefetch = prefetch
         self.write_ahead = write_ahead
         self.write_early = write_early
-        self.guests = Guests()  # no part of any plan
         self.progress = Progress(device)
         self.peaks = Peaks(device, budget, self.progress)
         self.news: list[Plan] = []  # new plans that were not reported yet
@@ -107,23 +105,20 @@ class PassPlanner:
         """
         self._plan_for_unsuited()  # the pass before, which could not wait for it
         self.progress.begin_pass()
-        self.guests.begin()
         too_much = self.peaks.before_a_pass()
         refused, self._refused = self._refused or too_much, None
         if refused is not None:
             raise refused
         if self.limit is not None:
             self.client.held = present
-            self.budget.measure(self.device.current() - self.guests.nbytes)
+            self.budget.measure(self.device.current())
             self._beside = self.budget.beside(self.client)
         guide = self.choose([key]) or self._plan_for_unsuited()
-        while guide is None and self.guests.shrink():
-            pass  # without a plan the room for them is not known
         known = guide.passes > max(REFINED_AFTER) if guide is not None else self._far_below_limit
         measure = self.progress.early or self._measure_next or self.peaks.exceeded_lately or not known
         passes = guide.passes if guide is not None else self.progress.passes
         timed = measure or passes % TIMED_EVERY == 0 or (guide is not None and guide.drift.suspected)
-        self._recorder = Recorder(self.device, measure=measure, timed=timed, present=present + self.guests.nbytes)
+        self._recorder = Recorder(self.device, measure=measure, timed=timed, present=present)
         return guide, self._recorder
 
     def choose(self, keys: list[Key]) -> Guide | None:

@@ -7,14 +7,12 @@ Other optimizers get all of their state back, entry by entry as they read it.
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import threading
 import time
 import weakref
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
-from itertools import repeat
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -22,10 +20,7 @@ from torch.optim.optimizer import Optimizer
 
 from lms.errors import LMSError
 from lms.memory.transfer import Copy
-from lms.runtime.state_room import Room
-from lms.torch.cuda.streams import StreamCopy
 from lms.torch.engine import Engine
-from lms.torch.guests import StateGuests
 from lms.torch.movable import is_plain, movable
 from lms.torch.records import View, flat_bytes, use_count
 
@@ -62,7 +57,6 @@ class Tier:
     def __init__(self, engine: Engine, lock: threading.Lock) -> None:
         self.engine = engine
         self.lock = lock
-        self.guests = StateGuests(tuple)
         self.out = self.back = 0
         self.waited = 0.0
         self.strays = False  # something came back since the last step
@@ -91,46 +85,24 @@ class Tier:
 
 
 class Away:
-    """Stands in the place of a tensor that is away. PyTorch's functions refuse it.
+    """Stands in the place of a tensor that is away. PyTorch's functions refuse it."""
 
-    If it `lingers`, the computation need not wait for its copy out: until that is over, its memory counts as a guest's.
-    Only copies on a stream let it, because they do not fail later.
-    """
+    __slots__ = ("_arrival", "_flat", "_slot", "_tier", "_view", "departure", "nbytes")
 
-    __slots__ = ("_arrival", "_flat", "_slot", "_tier", "_view", "departure", "lingers", "nbytes")
-
-    def __init__(self, tier: Tier, tensor: torch.Tensor, *, lingers: bool) -> None:
+    def __init__(self, tier: Tier, tensor: torch.Tensor) -> None:
         self._tier = tier
         self.nbytes = tensor.untyped_storage().nbytes()
         self._view = View(tensor)
         with tier.lock:
-            source = flat_bytes(tensor)
-            self._slot, self.departure = tier.engine.offload(source)
+            self._slot, self.departure = tier.engine.offload(flat_bytes(tensor))
         tier.count(1)
         tier.out += self.nbytes
         self._view.vacate()
-        self.lingers = lingers and isinstance(self.departure, StreamCopy)
-        self._flat: torch.Tensor | None = source if self.lingers else None  # the bytes on the device, if they are there
+        self._flat: torch.Tensor | None = None
         self._arrival: Copy | None = None
-        if self.lingers:
-            tier.guests.linger(self)
-
-    def left(self) -> bool:
-        """Whether the copy out is over. Never blocks."""
-        return self.departure.done()
-
-    def come(self) -> None:
-        """Start the copy back, with the lock. Raises what the engine raises."""
-        self._flat, self._arrival = self._tier.engine.reload(self._slot)
-
-    def leave(self) -> None:
-        """Have the computation wait for the copy under way, and free the memory. The tier below has the bytes."""
-        with contextlib.suppress(LMSError):  # who reads it will know
-            self._tier.wait(self._arrival or self.departure)
-        self._flat = self._arrival = None
 
     def start(self) -> None:
-        """Start the copy back, unless it was started or the bytes have not left."""
+        """Start the copy back, unless it was started."""
         if self._flat is None:
             if self._tier.engine.capturing():
                 raise LMSError(
@@ -138,16 +110,14 @@ class Away:
                     "session, step once, and capture then"
                 )
             with self._tier.lock:
-                self.come()
-            self._tier.guests.arrive(self)
+                self._flat, self._arrival = self._tier.engine.reload(self._slot)
 
     def tensor(self) -> torch.Tensor:
         """The tensor, bit for bit; waits for its copy. Raises the copy's error; the tensor is not lost by it."""
         self.start()
-        self._tier.guests.forget(self)
+        assert self._arrival is not None
         try:
-            if self._arrival is not None:
-                self._tier.wait(self._arrival)
+            self._tier.wait(self._arrival)
         except LMSError:
             self._flat = self._arrival = None
             if self.departure.failed is None:
@@ -155,8 +125,8 @@ class Away:
             self._flat = cast(torch.Tensor, self.departure.keep)  # it never left
         assert self._flat is not None
         self._view.fill(self._flat)
-        self._tier.back += self.nbytes if self._arrival is not None else 0
         self._flat = None
+        self._tier.back += self.nbytes
         self._tier.strays = True
         return self._view.alias
 
@@ -244,15 +214,12 @@ class StatePager:
         after_part: Callable[[Iterable[tuple[Parameter, dict[str, Any]]]], None],
     ) -> None:
         self.tier = tier
-        self.guests = tier.guests = StateGuests(self._in_order)
         self._before_part = before_part
         self._after_part = after_part
         self._device = device
         self._min_size = max(min_size, 1)
         self._slack = slack
         self._stay = 0
-        self._room = Room(0)
-        self.largest = 0  # bytes of the largest part of the last step
         self._known: weakref.WeakKeyDictionary[Optimizer, Figures] = weakref.WeakKeyDictionary()
         self._stepping = False
         self._failed: LMSError | None = None  # of a copy out: the tensor stays on the device
@@ -263,16 +230,15 @@ class StatePager:
         return Figures(*map(sum, zip((0, 0), *self._known.values(), strict=True)))
 
     def before_step(
-        self, optimizer: Optimizer, args: Arguments, kwargs: Keywords, *, room: Room
+        self, optimizer: Optimizer, args: Arguments, kwargs: Keywords, *, room: int
     ) -> StepArguments | None:
         """Before a step: PyTorch's own optimizers step here, part by part, and then once more over nothing.
 
-        `room` is that of all state. The arguments are a step's; returns others for the step to go on with.
+        `room` bytes of all state may stay. The arguments are a step's; returns others for the step to go on with.
         """
         self._stepping = True
-        self._room = room
-        if not 0 <= room.stays - self._stay <= self._slack:
-            self._stay = room.stays
+        if not 0 <= room - self._stay <= self._slack:
+            self._stay = room
         if not isinstance(optimizer.state, OptimizerState):
             optimizer.state = OptimizerState(optimizer.state.items())
         if type(optimizer) not in _BY_PARAMETER:
@@ -312,21 +278,6 @@ class StatePager:
             departures, held = self._trim(state, state, self._allowed(optimizer), 0)
             self._known[optimizer] = Figures(nbytes, held)
             self._wait(departures)
-            self.guests.let_leave(self._room.left)
-
-    def _in_order(self) -> list[Away]:
-        """What of the only optimizer's state is away, in the order of its step. Of several it is not known who steps.
-
-        Optimizers that do not step in parts may need all of it or nothing.
-        """
-        (optimizer, *others) = self._known or (None,)
-        state = optimizer.state if optimizer is not None else None
-        if others or type(optimizer) not in _BY_PARAMETER or not isinstance(state, OptimizerState):
-            return []
-        assert optimizer is not None
-        entries = (state.entry(parameter) for group in optimizer.param_groups for parameter in group["params"])
-        found = (container[key] for entry in entries for container, key in _places(entry))
-        return [one for one in found if isinstance(one, Away)]
 
     def _allowed(self, optimizer: Optimizer) -> int:
         """Bytes of the state of `optimizer` that may stay."""
@@ -336,26 +287,13 @@ class StatePager:
         state, step = optimizer.state, type(optimizer).step.__wrapped__  # type: ignore[attr-defined]  # without hooks
         assert isinstance(state, OptimizerState)
         parts, allowed, held = self._parts(optimizer, state), self._allowed(optimizer), 0
-        sizes = [sum(map(self._size, repeat(state), _parameters(part))) for part in parts]
-        others = sum(figures.held for other, figures in self._known.items() if other is not optimizer)
-        self.largest = max(sizes, default=0)
-        scratch = 2 * max(0, self.largest - CHUNK)  # the room has some for parts of the usual size
-        most = self._room.in_step - others - scratch
-        started = 0  # parts whose copies back have been started
         leaving: deque[list[Copy]] = deque([[], []])  # copies out of the last two parts
         for index, part in enumerate(parts):
             self._wait(leaving.popleft())
-            room = most - held  # for what leaves, this part and those after it
-            self.guests.let_leave(max(0, room - sum(sizes[index : index + 2])))
             try:
-                while started < len(parts) and (
-                    started < index + 2 or self.guests.nbytes + sizes[index] + sizes[started] <= room
-                ):
-                    if not self._start(state, parts[started]):
-                        if started > index:
-                            break  # later, when other parts have left
-                        self.guests.let_leave(0)
-                    started += 1
+                for soon in parts[index : index + 2]:
+                    for parameter in _parameters(soon):
+                        start_back(state.entry(parameter))
                 for parameter in _parameters(part):
                     bring_back(state.entry(parameter))
             except LMSError as error:
@@ -368,18 +306,8 @@ class StatePager:
             self._after_part((parameter, state.entry(parameter)) for parameter in _parameters(part))
             departures, held = self._trim(state, _parameters(part), allowed, held)
             leaving.append(departures)
-            self.guests.let_leave(max(0, most - held))
         for copies in leaving:
             self._wait(copies)
-
-    def _start(self, state: OptimizerState, part: Part) -> bool:
-        """Start the copies back of a part. False if the device has no memory for them."""
-        try:
-            for parameter in _parameters(part):
-                start_back(state.entry(parameter))
-        except torch.OutOfMemoryError:
-            return False
-        return True
 
     def _trim(
         self, state: OptimizerState, parameters: Iterable[Parameter], allowed: int, held: int
@@ -414,7 +342,8 @@ class StatePager:
             for parameter in group["params"]:
                 if parameter.grad is None:
                     continue
-                nbytes = self._size(state, parameter)
+                # No state yet: most optimizers keep two tensors of the parameter's size.
+                nbytes = self._nbytes(state.entry(parameter)) or 2 * parameter.nbytes
                 if not parts or (nbytes > room and (fresh or is_uniform)):
                     parts.append([])
                     room, fresh = CHUNK, True
@@ -424,10 +353,6 @@ class StatePager:
                 parts[-1][-1][1].append(parameter)
                 room -= nbytes
         return parts
-
-    def _size(self, state: OptimizerState, parameter: Parameter) -> int:
-        """Bytes of the parameter's state. If there is none yet: most optimizers keep two tensors of its size."""
-        return self._nbytes(state.entry(parameter)) or 2 * parameter.nbytes
 
     def _is_uniform(self, parameters: Iterable[Parameter]) -> bool:
         """Whether a step over some of the parameters computes as one over all of them does.
@@ -465,11 +390,10 @@ class StatePager:
             if isinstance(container[key], Away) or not self._may_leave(container[key]) or not _is_alone(container, key):
                 continue
             try:
-                container[key] = away = Away(self.tier, container[key], lingers=self._room.in_step > 0)
+                container[key] = away = Away(self.tier, container[key])
             except LMSError as error:  # the tier takes no more
                 self._failed = self._failed or error
-                continue
-            if not away.lingers:
+            else:
                 copies.append(away.departure)
         return copies
 

@@ -27,7 +27,7 @@ from lms.runtime import planner
 from lms.runtime.planner import PassPlanner
 from lms.runtime.progress import Progress
 from lms.stats import Stats
-from lms.torch import dtensor, guests, hooks, movable, mover, optimizer_state, paging, records, state, storages, swapper
+from lms.torch import dtensor, hooks, movable, mover, optimizer_state, paging, records, state, storages, swapper
 from lms.torch.arguments import listed, training_device
 from lms.torch.backend import device_for, make_engine
 from lms.torch.figures import figures
@@ -47,7 +47,6 @@ from lms.warn import warn_script
 # Code that Ctrl-C must not leave half done, or that destructors run, which swallow it.
 _UNINTERRUPTED = (
     dtensor,
-    guests,
     hooks,
     movable,
     mover,
@@ -198,7 +197,6 @@ class Session:
         self._state = State(
             options, self._planner, self.engine, state, lock=self._swapper.lock, models=self._models, never=never
         )
-        self._swapper.stepper.guests = self._planner.guests
         self._hooks = SavedTensorHooks(self._swapper.native, self._pack, self._unpack)
         if self._records:
             self._hooks.set()

@@ -18,10 +18,9 @@ from lms.memory.pager import PIECE, Pager
 from lms.options import NotBuiltError, Options
 from lms.runtime.paged_room import PagedRoom
 from lms.runtime.planner import PassPlanner
-from lms.runtime.state_room import Room, StateRoom
+from lms.runtime.state_room import StateRoom
 from lms.torch.cpu import page_pool
 from lms.torch.cpu.engine import CpuEngine
-from lms.torch.cuda.engine import CudaEngine
 from lms.torch.engine import Engine
 from lms.torch.optimizer_state import CHUNK, Arguments, Keywords, StatePager, StepArguments, Tier
 from lms.torch.paging import Paging
@@ -55,8 +54,7 @@ class State:
     ) -> None:
         kinds = set(options.swap)
         self.moves = kinds != {"activations"}
-        lingers = isinstance(engine, CudaEngine)
-        self._room = StateRoom(planner, client, part=CHUNK, passes="activations" in kinds, lingers=lingers)
+        self._room = StateRoom(planner, client, part=CHUNK, passes="activations" in kinds)
         self._peaks = planner.peaks
         self._paging: Paging | None = None
         obstacle = _obstacle(options, planner, engine)
@@ -73,9 +71,6 @@ class State:
             before_part=self._before_part,
             after_part=self._after_part,
         )
-        if lingers and self._optimizers:
-            planner.guests = self.pager.guests
-            self.pager.guests.room = self._room.coming
 
     def _page(
         self,
@@ -114,7 +109,7 @@ class State:
     def before_step(self, optimizer: Optimizer, args: Arguments, kwargs: Keywords) -> StepArguments | None:
         """As the pager's. All passes are known."""
         return self.pager.before_step(
-            optimizer, args, kwargs, room=self._room.now() if self._optimizers else Room(sys.maxsize)
+            optimizer, args, kwargs, room=self._room.now() if self._optimizers else sys.maxsize
         )
 
     def after_step(self, optimizer: Optimizer, *, counts: bool) -> None:
@@ -124,7 +119,6 @@ class State:
         """
         self.pager.after_step(optimizer)
         if self._optimizers:
-            self._room.largest = self.pager.largest
             self._room.after_step(*self.pager.figures)
         if self._paging is not None and counts:
             self._paging.count()
@@ -134,9 +128,7 @@ class State:
                 self._peaks.after_a_step()
 
     def pause(self, paused: bool) -> None:
-        """Ignore what uses parameters and gradients while `paused`; only state that is to stay is on the device."""
-        while paused and self.pager.guests.shrink():
-            pass
+        """Ignore what uses parameters and gradients while `paused`."""
         if self._paging is not None:
             self._paging.paused = paused
 
@@ -166,9 +158,7 @@ class State:
         )
 
     def close(self) -> None:
-        """Nothing that is paged leaves any more, and no state comes before it is read."""
-        while self.pager.guests.shrink():
-            pass
+        """Nothing that is paged leaves any more."""
         if self._paging is not None:
             self._paging.close()
             self._paged.close()

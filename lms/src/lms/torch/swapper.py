@@ -260,7 +260,7 @@ class SavedTensorSwapper:
             view.vacate()
         handle = Handle(record, view, self._end)  # before what may raise, so that the record has an end
         run.save(record)
-        run.recorder.leave(self.stepper.held, self._storages.present + self.stepper.guests.nbytes)
+        run.recorder.leave(self.stepper.held, self._storages.present)
         return handle
 
     def _unpack(self, packed: Handle) -> torch.Tensor:
@@ -283,7 +283,7 @@ class SavedTensorSwapper:
         record.handed = weakref.ref(tensor)
         if run is not None:
             run.use(record, graph_task())
-            run.recorder.leave(self.stepper.held, self._storages.present + self.stepper.guests.nbytes)
+            run.recorder.leave(self.stepper.held, self._storages.present)
         return view.wrap(tensor)
 
     def _leave_behind(self, run: Pass) -> None:
