@@ -27,6 +27,7 @@ from torch.utils.checkpoint import checkpoint, noop_context_fn, set_checkpoint_e
 from lms.core.plan import Choice
 from lms.core.recompute import Call, Candidate
 from lms.errors import LMSError
+from lms.memory.device import Mark
 from lms.runtime.recorder import Recorder
 from lms.torch.hooks import SavedTensorHooks
 from lms.torch.modules import ModuleNames
@@ -201,6 +202,7 @@ def _are_plain(leaves: Iterable[object]) -> bool:
 class _Span:
     """One call of a module in the pass that is watched."""
 
+    mark: Mark
     first: int  # the number of the next access when it began
     within: tuple[Module, ...]  # the calls that it lies in
     last: int = 0
@@ -230,7 +232,8 @@ class Watch:
             self._spans.clear()  # another pass
             self._watching.forget()
         self._recorder = recorder
-        span = _Span(recorder.position if recorder is not None else 0, tuple(self._open))
+        mark = self._swapper.planner.device.mark()
+        span = _Span(mark, recorder.position if recorder is not None else 0, tuple(self._open))
         traits = _traits(module)
         if module in self._spans and traits != forward.traits:
             self._unfit.add(module)
@@ -330,13 +333,16 @@ class Watch:
 
     def _call(self, span: _Span, kept: frozenset[int], times: Sequence[float]) -> Call:
         assert self._recorder is not None
-        elapsed = self._recorder.device.elapsed
-        operations = self._watching.operations[span.operations]
-        watched = sum(elapsed(one.marks)[0] for one in operations if one.position < span.last)
-        products = self._products(span)
+        device, products = self._recorder.device, self._products(span)
         given = [products[number] for number in kept]
+        if device.computed() is None:  # a GPU, which may wait between operations for what watches them
+            needed = [one for one in self._watching.operations[span.operations] if one.position < span.last]
+            watched = sum(device.elapsed(one.marks)[0] for one in needed)
+        else:
+            marks = [span.mark, *self._recorder.marks[2 * span.first + 1 : 2 * span.last]]
+            watched = sum(device.elapsed(marks)[::2])
         seconds = min(watched, sum(times[span.first : span.last]))
-        seconds *= 1 - sum(elapsed(one.marks)[0] for one in given) / max(watched, 1e-9)
+        seconds *= 1 - sum(device.elapsed(one.marks)[0] for one in given) / max(watched, 1e-9)
         results = [result for one in given for result in one.results or ()]
         inputs = {*span.inputs, *(one.record for one in results if one.record is not None)}
         extra = [*span.extra_inputs, *(one.nbytes for one in results if one.record is None)]
