@@ -213,7 +213,7 @@ def figures(session: Session, out: Path) -> Found:
 
 
 def bits(losses: list[float], model: nn.Module) -> list[str]:
-    """The losses, and one hash of every gradient and parameter, once as many steps as every cell takes are over."""
+    """The losses, and one hash of sums over every gradient and parameter, after as many steps as every cell takes."""
     total = hashlib.blake2b(digest_size=8)
     for parameter in model.parameters():
         for one in (parameter, parameter.grad):
@@ -225,7 +225,7 @@ def bits(losses: list[float], model: nn.Module) -> list[str]:
 
 
 def weighted_sum(piece: torch.Tensor) -> bytes:
-    """The sum of the bytes, each times its place, in integers: computed where they are, it takes no time."""
+    """The sum of the bytes, each times its place, in integers. The device computes it, so no bytes are copied."""
     places = torch.arange(1, len(piece) + 1, device=piece.device)
     return int((piece * places).sum()).to_bytes(8, "little")
 
@@ -264,7 +264,7 @@ def row(one: Found, cells: Sequence[Found]) -> str:
     if "seconds" in plain:
         line += f", {plain['seconds'] / one['seconds']:.3f} of plain's throughput"
         line += f", bits {'equal' if one['bits'] == plain['bits'] else 'DIFFER'}"
-    line += f", peak {format_size(one['peak'])} {one.get('peak_where', '')}, reserved {format_size(one['reserved'])}"
+    line += f", peak {format_size(one['peak'])} ({one.get('peak_where', 'of all steps')}), reserved {format_size(one['reserved'])}"
     if "pass" in one:
         line += f", pass foreseen {one['pass']:.3f} s, its computation {one['computed']:.3f} s"
         line += f", {format_size(one['last_out'])} out, {format_size(one['host_peak'])} on the host; {one['choice']}"

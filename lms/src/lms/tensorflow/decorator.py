@@ -196,8 +196,7 @@ class Offload:
         self._tries = over and first
         if not self._tries and (first or over):
             # An operation needs inside at most what the peak leaves beside its tensors; with other threads at work a
-            # quarter more. What stays in memory after the step is a part of what the next plan finds there, once glibc
-            # has given back the rest.
+            # quarter more. What stays in memory after the step is a part of what the next plan finds there.
             give_back()
             above = (self.peak - max(self._found, self._resident.current())) * 5 // 4 // len(traces)
             self.scratch = {name: max(0, above - nbytes) for name, nbytes in self._surely.items()}

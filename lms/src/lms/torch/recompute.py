@@ -11,18 +11,18 @@ import pickle
 import random
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from functools import partial, update_wrapper
+from functools import update_wrapper
 from types import FunctionType, MethodType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch.nn import Module
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
-from torch.utils.checkpoint import checkpoint, noop_context_fn, set_checkpoint_early_stop
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from lms.core.plan import Choice
 from lms.core.recompute import Call, Candidate
@@ -32,7 +32,6 @@ from lms.runtime.recorder import Recorder
 from lms.torch.hooks import SavedTensorHooks
 from lms.torch.modules import ModuleNames
 from lms.torch.movable import movable
-from lms.torch.products import Operation, Watching, contexts
 from lms.torch.records import View
 from lms.torch.swapper import SavedTensorSwapper, graph_task
 
@@ -67,8 +66,8 @@ class Recomputation:
                 self.close()
         elif self._watch is not None:
             self._steps += 1
-            if (alternatives := self._watch.alternatives(self._names.known)) is not None:
-                self._choose(alternatives)
+            if (candidates := self._watch.candidates(self._names.known)) is not None:
+                self._choose(candidates)
             elif self._steps == _PATIENCE:
                 planner.tell_choice(Choice(f"none: in {_PATIENCE} steps no pass was like the one that the plan is for"))
                 self.close()
@@ -78,14 +77,13 @@ class Recomputation:
                 self._stand_in(module, "", self._watch, _traits(module))
             planner.measure_next()
 
-    def _choose(self, alternatives: Sequence[Alternative]) -> None:
-        chosen = self._planner.choose_modules([one.candidate for one in alternatives]).modules
+    def _choose(self, candidates: Mapping[Module, Candidate]) -> None:
+        chosen = self._planner.choose_modules(list(candidates.values())).modules
         traits = {module: forward.traits for module, forward in self._forwards.items()}
         self.close()
-        for module, kept, one in alternatives:
+        for module, one in candidates.items():
             if one.name in chosen:
-                around = partial(contexts, self._swapper, kept) if kept else noop_context_fn
-                self._stand_in(module, one.name, partial(_repeat, around), traits[module])
+                self._stand_in(module, one.name, _repeat, traits[module])
 
     def _stand_in(self, module: Module, name: str, run: Run, traits: Traits) -> None:
         self._forwards[module] = module.forward = Forward(module, name, run, self._acts, traits)
@@ -130,14 +128,6 @@ class Forward:
     def __reduce__(self) -> tuple[object, ...]:
         """A copy of the module, or what is read from a file, has its own forward."""
         return getattr, (self.module, "forward")
-
-
-class Alternative(NamedTuple):
-    """A module that can be recomputed, and the numbers of the products that each of its forwards keeps."""
-
-    module: Module
-    kept: frozenset[int]
-    candidate: Candidate
 
 
 Run = Callable[[Forward, tuple[Any, ...], dict[str, Any]], Any]
@@ -209,7 +199,6 @@ class _Span:
     inputs: list[int] = field(default_factory=list)  # as in Call
     extra_inputs: list[int] = field(default_factory=list)
     views: list[View] = field(default_factory=list)  # of all inputs, to see whether they change
-    operations: slice = field(default_factory=lambda: slice(0))  # those of the pass that it runs
     state: list[torch.Tensor] = field(default_factory=list)  # parameters and buffers, to see whether they are the same
 
 
@@ -221,7 +210,6 @@ class Watch:
         self._hooks = hooks
         self._recorder: Recorder | None = None  # of the pass that the spans lie in, once it has begun
         self._spans: defaultdict[Module, list[_Span]] = defaultdict(list)
-        self._watching = Watching(swapper)
         self._open: list[Module] = []
         self._unfit: set[Module] = set()
 
@@ -230,7 +218,6 @@ class Watch:
         module, recorder = forward.module, self._swapper.recorder
         if recorder is not self._recorder and self._recorder is not None:
             self._spans.clear()  # another pass
-            self._watching.forget()
         self._recorder = recorder
         mark = self._swapper.planner.device.mark()
         span = _Span(mark, recorder.position if recorder is not None else 0, tuple(self._open))
@@ -241,13 +228,10 @@ class Watch:
         leaves = tree_leaves((args, kwargs))
         plain = _are_plain(leaves)
         before = _Surroundings(module, (args, kwargs), self._hooks.unusual, values=True) if plain else None
-        first = len(self._watching.operations)
-        outermost = not self._open
         self._open.append(module)
         fit = False
         try:
-            with self._watching if outermost else nullcontext():
-                result = forward.plain(*args, **kwargs)
+            result = forward.plain(*args, **kwargs)
             fit = plain and before == _Surroundings(module, (args, kwargs), self._hooks.unusual, values=True)
         finally:
             self._open.pop()
@@ -255,14 +239,12 @@ class Watch:
                 self._unfit.add(module)
         if not _are_plain(tree_leaves(result)):
             self._unfit.add(module)
-        self._watching.look_up()
         recorder = self._swapper.recorder
         self._recorder = self._recorder or recorder
         if recorder is not None:
             recorder.slowed = True
         if module not in self._unfit and recorder is not None and recorder is self._recorder:
             span.last = recorder.position
-            span.operations = slice(first, len(self._watching.operations))
             span.state = _parameters_and_buffers(module)
             for leaf in {id(leaf): leaf for leaf in leaves if isinstance(leaf, torch.Tensor)}.values():
                 self._note_input(span, leaf)
@@ -283,8 +265,8 @@ class Watch:
         """Something is saved that LMS does not see: under a checkpoint, for example."""
         self._unfit.update(self._open)
 
-    def alternatives(self, names: Mapping[Module, str]) -> list[Alternative] | None:
-        """What can be recomputed, and how, after a pass that the current plan is for; None if it was another."""
+    def candidates(self, names: Mapping[Module, str]) -> dict[Module, Candidate] | None:
+        """The modules that can be recomputed, after a pass that the current plan is for; None if it was another."""
         recorder, planner = self._recorder, self._swapper.planner
         if recorder is None or not recorder.measure or planner.last is None or planner.last.recorder is not recorder:
             return None
@@ -295,58 +277,28 @@ class Watch:
             for module, spans in self._spans.items()
             if module not in self._unfit and self._repeatable(module, spans)
         ]
+        numbers = {module: number for number, module in enumerate(fit)}
         times = planner.current.trace.times  # of passes that were not slowed by watching, if there are any
-        ways = [(module, kept) for module in fit for kept in self._ways(self._spans[module])]
-        numbers: defaultdict[Module, set[int]] = defaultdict(set)
-        for number, (module, _) in enumerate(ways):
-            numbers[module].add(number)
-        found: list[Alternative] = []
-        for number, (module, kept) in enumerate(ways):
-            spans = [one for one in self._spans[module] if one.first < one.last]
-            calls = tuple(self._call(one, kept, times) for one in spans)
-            within = set[int]().union(*(numbers[outer] for one in spans for outer in one.within))
-            if kept:  # to keep nothing saves more
-                within.add(min(numbers[module]))
-            name = names[module] + (" but its products" if kept else "")
-            if name in {one.candidate.name for one in found}:
+        found: dict[Module, Candidate] = {}
+        for module, number in numbers.items():
+            spans = self._spans[module]
+            calls = [
+                Call(
+                    one.first,
+                    one.last,
+                    min(_seconds(one, recorder), sum(times[one.first : one.last])),
+                    tuple(one.inputs),
+                    tuple(one.extra_inputs),
+                )
+                for one in spans
+                if one.first < one.last
+            ]
+            within = {numbers[outer] for one in spans for outer in one.within if outer in numbers}
+            name = names[module]
+            if name in {one.name for one in found.values()}:
                 name = f"{name} ({number})"  # modules of different models
-            found.append(Alternative(module, kept, Candidate(name, calls, frozenset(within))))
+            found[module] = Candidate(name, tuple(calls), frozenset(within))
         return found
-
-    def _ways(self, spans: Sequence[_Span]) -> list[frozenset[int]]:
-        """The sets of products that a module may keep, by their numbers in each of its forwards: none, or all.
-
-        What comes after the last save is not needed again, and what is changed in place is not there any more.
-        """
-        keepable = [
-            frozenset(
-                number
-                for number, product in enumerate(self._products(one))
-                if product.position < one.last and not any(result.view.changed for result in product.results or ())
-            )
-            for one in spans
-        ]
-        return [frozenset(), keepable[0]] if keepable[0] and len(set(keepable)) == 1 else [frozenset()]
-
-    def _products(self, span: _Span) -> list[Operation]:
-        return [one for one in self._watching.operations[span.operations] if one.results is not None]
-
-    def _call(self, span: _Span, kept: frozenset[int], times: Sequence[float]) -> Call:
-        assert self._recorder is not None
-        device, products = self._recorder.device, self._products(span)
-        given = [products[number] for number in kept]
-        if device.computed() is None:  # a GPU, which may wait between operations for what watches them
-            needed = [one for one in self._watching.operations[span.operations] if one.position < span.last]
-            watched = sum(device.elapsed(one.marks)[0] for one in needed)
-        else:
-            marks = [span.mark, *self._recorder.marks[2 * span.first + 1 : 2 * span.last]]
-            watched = sum(device.elapsed(marks)[::2])
-        seconds = min(watched, sum(times[span.first : span.last]))
-        seconds *= 1 - sum(device.elapsed(one.marks)[0] for one in given) / max(watched, 1e-9)
-        results = [result for one in given for result in one.results or ()]
-        inputs = {*span.inputs, *(one.record for one in results if one.record is not None)}
-        extra = [*span.extra_inputs, *(one.nbytes for one in results if one.record is None)]
-        return Call(span.first, span.last, max(seconds, 0.0), tuple(sorted(inputs)), tuple(extra))
 
     def _repeatable(self, module: Module, spans: Sequence[_Span]) -> bool:
         """Whether inputs, parameters and buffers are as they were, and no backward ran inside."""
@@ -358,6 +310,12 @@ class Watch:
             or [id(tensor) for tensor in one.state] != state  # torch.func.functional_call
             for one in spans
         )
+
+
+def _seconds(span: _Span, recorder: Recorder) -> float:
+    """Computation from the call's begin to the last tensor that it saves."""
+    marks = [span.mark, *recorder.marks[2 * span.first + 1 : 2 * span.last]]
+    return sum(recorder.device.elapsed(marks)[::2])
 
 
 def _parameters_and_buffers(module: Module) -> list[torch.Tensor]:
@@ -450,18 +408,15 @@ def _versions(tensors: Iterable[object], left_out: Collection[int]) -> list[int]
 
 # Recomputing
 
-Around = Callable[[], tuple[AbstractContextManager[object], AbstractContextManager[object]]]
 
-
-def _repeat(around: Around, forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run the module's forward, and have it run again in the backward; `around` is around the one and the other."""
+def _repeat(forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run the module's forward, and have it run again in the backward."""
     leaves, spec = tree_flatten((args, kwargs))
     if _traits(forward.module) != forward.traits or not _are_plain(leaves):
         return forward.plain(*args, **kwargs)  # it is not as it was when it was watched
     # The first time it runs again to its end, so that the results can be compared.
     with nullcontext() if forward.proven else set_checkpoint_early_stop(False):
-        run = _Run(forward, spec)
-        return checkpoint(run, *leaves, use_reentrant=False, preserve_rng_state=True, context_fn=around)
+        return checkpoint(_Run(forward, spec), *leaves, use_reentrant=False, preserve_rng_state=True)
 
 
 class _Run:

@@ -93,11 +93,8 @@ class SavedTensorSwapper:
 
     def recorded_as(self, tensor: torch.Tensor) -> int | None:
         """The number of the record that has this tensor's bytes in the pass under way, if there is one."""
-        return self.record_of(tensor.untyped_storage(), tensor._version)
-
-    def record_of(self, storage: torch.UntypedStorage, version: int) -> int | None:
-        """The same for a storage whose tensor has this version."""
-        record = self._storages.by_key.get((storage._cdata, version))
+        storage = tensor.untyped_storage()
+        record = self._storages.by_key.get((storage._cdata, tensor._version))
         return record.index if record is not None and record.holds(storage, None) and record.index >= 0 else None
 
     @property
