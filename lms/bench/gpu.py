@@ -264,7 +264,8 @@ def row(one: Found, cells: Sequence[Found]) -> str:
     if "seconds" in plain:
         line += f", {plain['seconds'] / one['seconds']:.3f} of plain's throughput"
         line += f", bits {'equal' if one['bits'] == plain['bits'] else 'DIFFER'}"
-    line += f", peak {format_size(one['peak'])} ({one.get('peak_where', 'of all steps')}), reserved {format_size(one['reserved'])}"
+    where = one.get("peak_where", "of all steps")
+    line += f", peak {format_size(one['peak'])} ({where}), reserved {format_size(one['reserved'])}"
     if "pass" in one:
         line += f", pass foreseen {one['pass']:.3f} s, its computation {one['computed']:.3f} s"
         line += f", {format_size(one['last_out'])} out, {format_size(one['host_peak'])} on the host; {one['choice']}"
