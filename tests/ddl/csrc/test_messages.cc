@@ -196,14 +196,17 @@ TEST("a long message that moves takes longer than the timeout, and is as it was 
 }
 
 TEST("a message whose sender falls silent on the way ends on both sides, and says how much came") {
-    World world(2, flat_plan(2), impatient());
-    world.network.delay(0, 0.3);
+    EngineOptions options = patient();
+    options.patience = {0.1, 1, 3};
+    World world(2, flat_plan(2), options);
+    std::vector<float> sent(10000000), got(sent.size());
+    RequestPtr sending, receiving;
+    world.network.delay(0, 1);
+    CHECK(world.engines[0]->post(kWorld, 1, send_of(sent), &sending).ok());  // the envelope and two pieces are out
+    world.network.silence(0);
+    CHECK(world.engines[1]->post(kWorld, 0, receive_of(got), &receiving).ok());
     world.run([&](int rank, Engine& engine) {
-        std::vector<float> data(10000000);
-        RequestPtr request;
-        CHECK(engine.post(kWorld, 1 - rank, rank == 0 ? send_of(data) : receive_of(data), &request).ok());
-        if (rank == 0) world.network.silence(0);  // the envelope and two pieces are out
-        const Status& status = engine.wait(request);
+        const Status& status = engine.wait(rank == 0 ? sending : receiving);
         CHECK_EQ(status.code, DDL_ERROR_TIMEOUT);
         CHECK_CONTAINS(status.message, rank == 0 ? "rank 1 (host a) has taken only 16777216 of 40000000 bytes of it"
                                                  : "rank 0 (host a) has sent it, but its data does not arrive: "
