@@ -156,6 +156,14 @@ class PassPlanner:
         return self.current.plan if self.current is not None else None
 
     @property
+    def refined(self) -> bool:
+        """Whether the current plan has the median times of a few passes.
+
+        The first passes of a training take longer: kernels are loaded and chosen, and memory is touched first.
+        """
+        return self.current is not None and self.current.passes >= max(REFINED_AFTER)
+
+    @property
     def timed(self) -> tuple[Trace, Timeline, Plan | None] | None:
         """The last pass that was timed, how it ran, and the plan that it followed."""
         last = self.last_timed

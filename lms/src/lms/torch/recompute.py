@@ -71,7 +71,7 @@ class Recomputation:
             elif self._steps == _PATIENCE:
                 planner.tell_choice(Choice(f"none: in {_PATIENCE} steps no pass was like the one that the plan is for"))
                 self.close()
-        elif planner.plan is not None and planner.plan.moves:
+        elif planner.refined and planner.plan is not None and planner.plan.moves:
             self._watch = Watch(self._swapper, self._hooks)
             for module in _watchable(self._names.known):
                 self._stand_in(module, "", self._watch, _traits(module))
