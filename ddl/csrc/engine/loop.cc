@@ -246,10 +246,16 @@ void Loop::begin(Communicator& comm, Active& active) {
     if (schedule->stages > 0 && !comm.groups) {
         throw Error(DDL_ERROR_INTERNAL, "a plan with group steps, " + schedule->algorithm + ", but no groups");
     }
-    active.operation = std::make_unique<Operation>(
-        std::move(schedule), input, active.call.output, active.header, comm.group, comm.rank,
-        first_tag(comm.key.id, active.header.sequence), core_.options.window, *core_.transport, core_.pool,
-        Means{comm.groups, active.call.device, active.call.after});
+    const Tag tag = first_tag(comm.key.id, active.header.sequence);
+    if (comm.spare && &comm.spare->schedule() == schedule.get() && !active.call.device && !active.call.after) {
+        comm.spare->repeat(input, active.call.output, active.header, tag);
+        active.operation = std::move(comm.spare);
+    } else {
+        active.operation =
+            std::make_unique<Operation>(std::move(schedule), input, active.call.output, active.header, comm.group,
+                                        comm.rank, tag, core_.options.window, *core_.transport, core_.pool,
+                                        Means{comm.groups, active.call.device, active.call.after});
+    }
     if (!active.operation->is_held_back()) clock(comm, active);
 }
 
@@ -309,6 +315,7 @@ bool Loop::poll(Communicator& comm) noexcept {
             if (!failed.ok()) failure = core_.cause(failed.code, failed.message);
             if (active->operation->finished()) {
                 count(comm, *active);
+                if (active->operation->is_light()) comm.spare = std::move(active->operation);
                 active->operation.reset();
                 core_.finish(active->request, nullptr);
                 moved = true;

@@ -27,10 +27,22 @@ Operation::Operation(std::shared_ptr<const Schedule> schedule, const void* input
       means_(std::move(means)),
       agreed_(group.members.size()) {
     runs_.reserve(std::min(window_, schedule_->chunks.size()));
+    flights_.reserve(runs_.capacity());
     if (schedule_->work_bytes > 0) work_ = pool_.take(schedule_->work_bytes);
     if (schedule_->stages == 0) return;
     group_order_ = group_order(*schedule_, static_cast<int>(window_));
     means_.groups->enter(this);
+}
+
+void Operation::repeat(const void* input, void* output, const Header& header, Tag first_tag) noexcept {
+    input_ = static_cast<const std::byte*>(input);
+    output_ = static_cast<std::byte*>(output);
+    header_ = header;
+    packed_ = pack(header);
+    first_tag_ = first_tag;
+    agreed_.assign(agreed_.size(), false);
+    next_chunk_ = 0;
+    timing_ = {};
 }
 
 const std::byte* Operation::read(const Run& run, const Place& place) const {
@@ -62,11 +74,16 @@ bool Operation::poll(int room) {
         moved |= advance(run);
         if (!status_.ok()) return true;
     }
-    const size_t before = runs_.size();
+    bool ended = false;
     const auto is_done = [&](const Run& run) { return run.round == schedule_->chunks[run.chunk].end; };
     if (!rolled_) rolled_ = schedule_->stages > 0 && !runs_.empty() && runs_[0].chunk == 0 && is_done(runs_[0]);
-    runs_.erase(std::remove_if(runs_.begin(), runs_.end(), is_done), runs_.end());
-    return moved || runs_.size() != before;
+    for (Run& run : runs_) {
+        if (!is_done(run)) continue;
+        flights_.push_back(std::move(run.flights));
+        ended = true;
+    }
+    if (ended) runs_.erase(std::remove_if(runs_.begin(), runs_.end(), is_done), runs_.end());
+    return moved || ended;
 }
 
 bool Operation::start_chunks(size_t most) {
@@ -79,6 +96,10 @@ bool Operation::start_chunks(size_t most) {
         Run& run = runs_.back();
         run.chunk = next_chunk_;
         run.round = chunks[next_chunk_].begin;
+        if (!flights_.empty()) {
+            run.flights = std::move(flights_.back());
+            flights_.pop_back();
+        }
         if (schedule_->staging_bytes > 0) run.staging = means_.device->take(schedule_->staging_bytes);
         ++next_chunk_;
         post_round(run);
@@ -147,6 +168,13 @@ void Operation::post_receive(Run& run, Flight& flight) {
 void Operation::post_payload(Run& run, Flight& flight) {
     const Step& step = *flight.step;
     std::byte* target = nullptr;
+    if (step.at_once) {
+        const Task& task = schedule_->task;
+        const Reduction reduction{write(run, step.to), read(run, step.from), task.type, task.op, step.incoming_first};
+        flight.ticket = transport_.irecv_reduce(world(step.peer), tag(run), reduction, step.bytes);
+        flight.state = Flight::moving;
+        if (flight.ticket != 0) return flight.scratch.release();  // the header's
+    }
     if (step.kind == StepKind::reduce) {
         flight.scratch = pool_.take(step.bytes);
         flight.data = target = flight.scratch.data();
@@ -279,7 +307,7 @@ void Operation::finish_round(const Run& run) {
     const Task& task = schedule_->task;
     const size_t element = size_of(task.type);
     for (const Flight& flight : run.flights) {
-        if (!flight.step || flight.step->kind != StepKind::reduce) continue;
+        if (!flight.step || flight.step->kind != StepKind::reduce || !flight.data) continue;
         const Step& step = *flight.step;
         const std::byte* mine = read(run, step.from);
         combine(write(run, step.to), step.incoming_first ? flight.data : mine, step.incoming_first ? mine : flight.data,

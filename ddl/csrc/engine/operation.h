@@ -47,6 +47,13 @@ class Operation {
     Operation& operator=(const Operation&) = delete;
     ~Operation() { cancel(); }
 
+    // Whether a finished one can be kept for repeat(): it holds no memory of others'.
+    bool is_light() const { return schedule_->stages == 0 && schedule_->work_bytes == 0 && !means_.device; }
+    const Schedule& schedule() const { return *schedule_; }
+    // Takes on another call with the same schedule, after it has finished() and is_light(). Making another operation
+    // takes as long as a small message.
+    void repeat(const void* input, void* output, const Header& header, Tag first_tag) noexcept;
+
     // Begins an operation that was held back, if the device has done its part. True if it began.
     bool begin_after_device();
     // Does what can be done without waiting; nothing while it is held back. True if a message completed or a chunk went
@@ -84,7 +91,7 @@ class Operation {
         State state = moving;
         Ticket ticket = 0;
         Scratch scratch;                  // holds header and payload, or a payload to be reduced
-        const std::byte* data = nullptr;  // where the payload to be reduced begins
+        const std::byte* data = nullptr;  // where the payload to be reduced begins; null: the transport reduces it
     };
     struct Run {
         uint32_t chunk = 0, round = 0;
@@ -113,13 +120,13 @@ class Operation {
     void finish_round(const Run& run);
 
     const std::shared_ptr<const Schedule> schedule_;
-    const std::byte* const input_;
-    std::byte* const output_;
-    const Header header_;
-    const PackedHeader packed_;  // header_
+    const std::byte* input_;
+    std::byte* output_;
+    Header header_;
+    PackedHeader packed_;  // header_
     const Group& group_;
     const int rank_;
-    const Tag first_tag_;
+    Tag first_tag_;
     const size_t window_;
     Transport& transport_;
     ScratchPool& pool_;
@@ -127,8 +134,9 @@ class Operation {
     Scratch work_;
     std::vector<bool> agreed_;  // by rank: its header was seen and is ours
     uint32_t next_chunk_ = 0;
-    std::vector<Run> runs_;              // chunks in flight, ascending
-    std::vector<uint32_t> group_order_;  // as group_order() says
+    std::vector<Run> runs_;                     // chunks in flight, ascending
+    std::vector<std::vector<Flight>> flights_;  // empty ones of earlier chunks
+    std::vector<uint32_t> group_order_;         // as group_order() says
     size_t next_group_ = 0;
     bool rolled_ = false;  // the roll is complete: every rank has called the same
     bool cancelled_ = false;

@@ -47,8 +47,36 @@ void Builder::algorithm(std::string name, std::string reason) {
 
 void Builder::work(uint64_t elements) { schedule_.work_bytes = elements * element_; }
 
+// Whether no step of the round that ends before `end` uses what the reduce step number `index` writes, but for local
+// steps behind it.
+bool Builder::is_alone(uint32_t index, uint32_t end) const {
+    if (task().collective != Collective::allreduce) return false;
+    const Step& step = schedule_.steps[index];
+    // The input may be the output: of an allreduce, the same bytes at the same offsets.
+    const auto memory_of = [](const Place& place) {
+        return place.buffer == Buffer::input ? Buffer::output : place.buffer;
+    };
+    const auto meets = [&](const Place& place, uint64_t bytes) {
+        return memory_of(place) == memory_of(step.to) && place.offset < step.to.offset + step.bytes &&
+               step.to.offset < place.offset + bytes;
+    };
+    for (uint32_t i = round_begin_; i < end; ++i) {
+        const Step& other = schedule_.steps[i];
+        const bool is_local = other.kind == StepKind::copy || other.kind == StepKind::divide;
+        if (i == index || (is_local && i > index)) continue;
+        const bool reads = other.kind != StepKind::receive && meets(other.from, other.bytes);
+        const bool writes = other.kind != StepKind::send && meets(other.to, other.bytes);
+        if (reads || writes) return false;
+    }
+    return true;
+}
+
 void Builder::close_round() {
     const auto end = static_cast<uint32_t>(schedule_.steps.size());
+    for (uint32_t i = round_begin_; i < end; ++i) {
+        Step& step = schedule_.steps[i];
+        step.at_once = step.kind == StepKind::reduce && is_alone(i, end);
+    }
     if (end > round_begin_) schedule_.rounds.push_back({round_begin_, end});
     round_begin_ = end;
 }

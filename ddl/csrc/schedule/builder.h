@@ -55,6 +55,7 @@ class Builder {
     Place place(Buffer buffer, Range range) const { return {buffer, range.begin * element_}; }
     Step group_step(StepKind kind, size_t dimension, Range range);
     Step message(StepKind kind, int peer_position, Range range) const;
+    bool is_alone(uint32_t index, uint32_t end) const;
     void close_round();
     void close_chunk();
 

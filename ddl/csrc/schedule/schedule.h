@@ -4,8 +4,9 @@
 // A schedule is cut into *chunks* that proceed independently of one another; a chunk is a sequence of *rounds*; the
 // messages of a round travel together, and the next round begins when all of them are complete. Steps that change data
 // in place (reduce, copy, divide) run after all messages of their round, in order. So a round may send a range that it
-// also reduces into. Between two ranks, the messages of one chunk are matched in order. Parts of zero elements are not
-// sent, but steps of zero bytes (a barrier's) are.
+// also reduces into. A reduce step that is marked `at_once` may run as soon as its message is there. Between two ranks,
+// the messages of one chunk are matched in order. Parts of zero elements are not sent, but steps of zero bytes (a
+// barrier's) are.
 //
 // In a dimension that is not reduced by our ring, a round is one *group step*: a collective of MPI or NCCL among the
 // ranks that differ in that dimension only. Each rank starts its group steps in the order of group_order(). None starts
@@ -86,6 +87,7 @@ struct Step {
     bool on_device = false;       // of a group step: NCCL runs it in device memory
     bool first = false;           // the first message of this schedule between the two ranks in this direction
     bool incoming_first = false;  // of reduce: the message is the operation's first operand
+    bool at_once = false;         // of reduce: no other message of the round uses `to`, so it need not wait for them
     int peer = -1;                // rank; -1 for local and group steps
     uint64_t bytes = 0;           // of a group step: of all parts
     Place from, to;

@@ -58,14 +58,6 @@ bool PipeReader::peek(Message* message) const {
     return true;
 }
 
-void PipeReader::read(void* target) const {
-    const size_t bytes = envelope().bytes;
-    if (bytes == 0) return;
-    const size_t first = std::min(bytes, straight());
-    std::memcpy(target, ring_ + at_ * kPipeLine + sizeof(Envelope), first);
-    if (first < bytes) std::memcpy(static_cast<std::byte*>(target) + first, ring_, bytes - first);
-}
-
 void PipeReader::drop() {
     const Envelope& its = envelope();
     const bool rode = its.kind.load(std::memory_order_relaxed) == rides;

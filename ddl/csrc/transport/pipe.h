@@ -10,6 +10,7 @@
 // knows of is too little.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -95,8 +96,15 @@ class PipeReader : public PipeMemory {
     };
     // The next message; false if there is none yet.
     bool peek(Message* message) const;
-    // Copies the payload of that message, which rides, to `target`.
-    void read(void* target) const;
+    // Calls take(offset, data, bytes) with the payload of that message, which rides: with one piece of it, or with two,
+    // the first a multiple of 16 bytes long.
+    template <typename Take>
+    void read(Take take) const {
+        const size_t bytes = envelope().bytes;
+        const size_t first = std::min(bytes, straight());
+        if (first > 0) take(size_t{0}, ring_ + at_ * kPipeLine + sizeof(Envelope), first);
+        if (first < bytes) take(first, ring_, bytes - first);
+    }
     // Frees its room.
     void drop();
 };

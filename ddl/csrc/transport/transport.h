@@ -11,6 +11,8 @@
 #include <string>
 #include <vector>
 
+#include "base/types.h"
+
 namespace ddl {
 
 // Messages of one pair and one tag are matched in the order they were posted in. 21 bits, which every MPI's tags have.
@@ -29,6 +31,15 @@ struct Notice {
 };
 constexpr size_t kNoticeBytes = 1024;  // most content of one
 
+// What a message is combined with as it is received: out[i] = message[i] op mine[i], or with the operands swapped.
+struct Reduction {
+    std::byte* out = nullptr;
+    const std::byte* mine = nullptr;  // may be `out`
+    DataType type = DDL_UINT8;
+    ReduceOp op = DDL_SUM;
+    bool incoming_first = false;
+};
+
 class Transport {
   public:
     virtual ~Transport() = default;
@@ -41,6 +52,12 @@ class Transport {
     // taken back. A message that is longer than the capacity fails its receiver. `peer` is a rank other than this one.
     virtual Ticket isend(int peer, Tag tag, const void* data, size_t bytes) = 0;
     virtual Ticket irecv(int peer, Tag tag, void* data, size_t capacity) = 0;
+
+    // Like irecv(), but the message is reduced where the transport has it, and nothing of it is kept. 0 if the
+    // transport cannot do that with a message of so many bytes; it has done nothing then. `reduction` is copied.
+    virtual Ticket irecv_reduce(int /*peer*/, Tag /*tag*/, const Reduction& /*reduction*/, size_t /*bytes*/) {
+        return 0;
+    }
 
     // Sends a message of two parts, `head` before `rest`, if it can be copied at once: nothing of it is used later,
     // and there is no ticket. Otherwise does nothing and returns false.

@@ -5,6 +5,8 @@
 #include <new>
 #include <utility>
 
+#include "base/float_environment.h"
+
 namespace ddl {
 namespace {
 
@@ -107,15 +109,31 @@ Ticket SharedTransport::irecv(int peer, Tag tag, void* data, size_t capacity) {
     message.tag = tag;
     message.to = data;
     message.bytes = capacity;
+    return receive(*its, message);
+}
+
+Ticket SharedTransport::irecv_reduce(int peer, Tag tag, const Reduction& reduction, size_t bytes) {
+    Neighbour* const its = neighbour(peer);
+    if (!its || !rides(bytes)) return 0;
+    Message message;
+    message.state = State::awaited;
+    message.peer = peer;
+    message.tag = tag;
+    message.reduction = reduction;
+    message.bytes = bytes;
+    return receive(*its, message);
+}
+
+Ticket SharedTransport::receive(Neighbour& its, const Message& message) {
     const Slot slot = take_slot(message);
     try {
-        if (!take_early(*its, messages_[slot])) its->awaited.push_back(slot);
+        if (!take_early(its, messages_[slot])) its.awaited.push_back(slot);
     } catch (const std::bad_alloc&) {
         free_slot(slot);
         throw;
     }
-    hear(*its);
-    if (!its->awaited.empty()) attend(*its);
+    hear(its);
+    if (!its.awaited.empty()) attend(its);
     return kOwn | (slot + Ticket{1});
 }
 
@@ -157,7 +175,7 @@ void SharedTransport::accept(Neighbour& its, const PipeReader::Message& message)
     const auto found = std::find_if(its.awaited.begin(), its.awaited.end(),
                                     [&](Slot slot) { return messages_[slot].tag == message.tag; });
     if (found != its.awaited.end()) {
-        deliver(messages_[*found], message.bytes, [&](void* target) { its.in.read(target); });
+        deliver(messages_[*found], message.bytes, [&](const auto& take) { its.in.read(take); });
         its.awaited.erase(found);
         return;
     }
@@ -165,7 +183,9 @@ void SharedTransport::accept(Neighbour& its, const PipeReader::Message& message)
     early.bytes = message.bytes;
     if (message.rides) {
         early.payload.reset(new std::byte[message.bytes]);
-        its.in.read(early.payload.get());
+        its.in.read([&](size_t offset, const std::byte* data, size_t bytes) {
+            std::memcpy(early.payload.get() + offset, data, bytes);
+        });
     }
     its.early.emplace(message.tag, std::move(early));
 }
@@ -176,7 +196,7 @@ bool SharedTransport::take_early(Neighbour& its, Message& receive) {
     const auto first = its.early.lower_bound(receive.tag);
     if (first == its.early.end() || first->first != receive.tag) return false;
     const Early& early = first->second;
-    deliver(receive, early.bytes, [&](void* target) { std::memcpy(target, early.payload.get(), early.bytes); });
+    deliver(receive, early.bytes, [&](const auto& take) { take(size_t{0}, early.payload.get(), early.bytes); });
     its.early.erase(first);
     return true;
 }
@@ -186,14 +206,30 @@ template <typename Read>
 void SharedTransport::deliver(Message& receive, size_t bytes, Read read) {
     if (!rides(bytes)) {
         // If it is too long, the wrapped transport says so, and lets the sender go.
-        receive.passed = pass(others_->irecv(receive.peer, receive.tag, receive.to, std::min(bytes, receive.bytes)));
+        const size_t capacity = receive.to ? std::min(bytes, receive.bytes) : 0;
+        receive.passed = pass(others_->irecv(receive.peer, receive.tag, receive.to, capacity));
         receive.state = State::passed;
         return;
     }
     const bool fits = bytes <= receive.bytes;
-    if (fits && bytes > 0) read(receive.to);
+    if (fits && bytes > 0) {
+        read([&](size_t offset, const std::byte* data, size_t piece) { take(receive, offset, data, piece); });
+    }
     receive.bytes = bytes;
     receive.state = fits ? State::done : State::failed;
+}
+
+// A piece of a message that has come, `offset` bytes from its begin.
+void SharedTransport::take(const Message& receive, size_t offset, const std::byte* data, size_t bytes) {
+    const Reduction& with = receive.reduction;
+    if (!with.out) {
+        std::memcpy(static_cast<std::byte*>(receive.to) + offset, data, bytes);
+        return;
+    }
+    const std::byte* const mine = with.mine + offset;
+    const DefaultFloats floats;  // this may be the user's thread
+    combine(with.out + offset, with.incoming_first ? data : mine, with.incoming_first ? mine : data,
+            bytes / size_of(with.type), with.type, with.op);
 }
 
 Progress SharedTransport::test(Ticket ticket, size_t* received) {

@@ -39,6 +39,7 @@ class SharedTransport final : public Transport {
     int size() const override { return others_->size(); }
     Ticket isend(int peer, Tag tag, const void* data, size_t bytes) override;
     Ticket irecv(int peer, Tag tag, void* data, size_t capacity) override;
+    Ticket irecv_reduce(int peer, Tag tag, const Reduction& reduction, size_t bytes) override;
     bool send_now(int peer, Tag tag, const void* head, size_t head_bytes, const void* rest, size_t rest_bytes) override;
     void poll() override;
     Progress test(Ticket ticket, size_t* received) override;
@@ -67,8 +68,9 @@ class SharedTransport final : public Transport {
         Tag tag = 0;
         const void* from = nullptr;
         void* to = nullptr;
-        size_t bytes = 0;   // of a send: its length; of a receive: its capacity, then what it received
-        Ticket passed = 0;  // to the wrapped transport; 0: it was not
+        Reduction reduction;  // of a receive that is reduced; its `out` is null in all others
+        size_t bytes = 0;     // of a send: its length; of a receive: its capacity, then what it received
+        Ticket passed = 0;    // to the wrapped transport; 0: it was not
     };
     using Slot = uint32_t;  // of messages_
     // A message that nobody awaits yet.
@@ -91,6 +93,7 @@ class SharedTransport final : public Transport {
     Slot take_slot(const Message& message);
     void free_slot(Slot slot);
     Ticket pass(Ticket ticket);
+    Ticket receive(Neighbour& its, const Message& message);
     void attend(Neighbour& its);
     bool send(Neighbour& its, const Message& message);
     void send_unsent(Neighbour& its);
@@ -99,6 +102,7 @@ class SharedTransport final : public Transport {
     bool take_early(Neighbour& its, Message& receive);
     template <typename Read>
     void deliver(Message& receive, size_t bytes, Read read);
+    static void take(const Message& receive, size_t offset, const std::byte* data, size_t bytes);
     template <typename Slots>
     static void remove(Slots& slots, Slot slot);
 

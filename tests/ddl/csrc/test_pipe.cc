@@ -34,6 +34,15 @@ bool write(PipeWriter& writer, size_t number, size_t bytes) {
     return writer.write(static_cast<Tag>(number), {data.data(), head, data.data() + head, bytes - head});
 }
 
+std::vector<std::byte> read(const PipeReader& reader, size_t bytes) {
+    std::vector<std::byte> data(bytes);
+    reader.read([&](size_t offset, const std::byte* piece, size_t its_bytes) {
+        CHECK(offset % 16 == 0 && offset + its_bytes <= bytes);
+        std::memcpy(data.data() + offset, piece, its_bytes);
+    });
+    return data;
+}
+
 // Takes the next message, which must be there and be this one.
 void expect(PipeReader& reader, size_t number, size_t bytes) {
     PipeReader::Message message;
@@ -41,9 +50,7 @@ void expect(PipeReader& reader, size_t number, size_t bytes) {
     CHECK_EQ(message.tag, static_cast<Tag>(number));
     CHECK_EQ(message.bytes, bytes);
     CHECK(message.rides);
-    std::vector<std::byte> data(message.bytes);
-    reader.read(data.data());
-    CHECK(data == payload(number, bytes));
+    CHECK(read(reader, bytes) == payload(number, bytes));
     reader.drop();
 }
 
@@ -117,11 +124,7 @@ TEST("two threads pass messages of random lengths through a small pipe") {
         PipeReader::Message message;
         while (!pair.reader.peek(&message)) std::this_thread::yield();
         wrong += message.tag != number || message.bytes != bytes || message.rides == (number % 17 == 0);
-        if (message.rides && message.bytes == bytes) {
-            std::vector<std::byte> data(bytes);
-            pair.reader.read(data.data());
-            wrong += data != payload(number, bytes);
-        }
+        if (message.rides && message.bytes == bytes) wrong += read(pair.reader, bytes) != payload(number, bytes);
         pair.reader.drop();
     }
     writer.join();

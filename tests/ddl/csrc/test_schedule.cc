@@ -104,6 +104,7 @@ class World {
         uint32_t chunk, round;
         bool posted = false;
         std::vector<uint64_t> staging;
+        uint32_t early = 0;  // the number of incoming messages of the round that were taken at once
         std::tuple<size_t, int, uint64_t> meeting = {};  // dimension, first rank, number of the call
     };
     // A group step: what its ranks put in, until all have taken what is theirs.
@@ -171,6 +172,18 @@ class World {
         return wire_[(chunk * size + static_cast<uint64_t>(from)) * size + static_cast<uint64_t>(to)];
     }
 
+    void receive(int rank, Run& run, const Step& step) {
+        Rank& r = at(rank);
+        auto& queue = wire(step.peer, rank, run.chunk);
+        const auto message = std::move(queue.front());
+        queue.pop_front();
+        CHECK_EQ(message.size(), step.bytes / 8);
+        for (size_t i = 0; i < message.size(); ++i) {
+            const uint64_t mine = step.kind == StepKind::reduce ? data(r, run, step.from)[i] : 0;
+            data(r, run, step.to)[i] = mine + message[i];
+        }
+    }
+
     bool advance(int rank, Run& run) {
         Rank& r = at(rank);
         if (run.round == r.schedule.chunks[run.chunk].end) return false;
@@ -184,26 +197,30 @@ class World {
         }
         if (!run.posted) {
             run.posted = true;
+            run.early = 0;
+            // Even before what the round sends is read.
+            for (auto step = begin; step != end; ++step) {
+                if (!step->is_incoming()) continue;
+                if (!step->at_once || wire(step->peer, rank, run.chunk).empty()) break;
+                receive(rank, run, *step);
+                ++run.early;
+            }
             for (auto step = begin; step != end; ++step) {
                 if (step->kind != StepKind::send) continue;
                 const uint64_t* from = step->bytes > 0 ? data(r, run, step->from) : nullptr;
                 wire(rank, step->peer, run.chunk).emplace_back(from, from + step->bytes / 8);
             }
         }
-        for (auto step = begin; step != end; ++step) {
-            if (step->is_incoming() && wire(step->peer, rank, run.chunk).empty()) return false;
+        const auto is_left = [&, incoming = uint32_t{0}](const Step& step) mutable {
+            return step.is_incoming() && ++incoming > run.early;
+        };
+        for (auto [step, left] = std::pair(begin, is_left); step != end; ++step) {
+            if (left(*step) && wire(step->peer, rank, run.chunk).empty()) return false;
         }
-        for (auto step = begin; step != end; ++step) {
+        for (auto [step, left] = std::pair(begin, is_left); step != end; ++step) {
             const size_t count = step->bytes / 8;
             if (step->is_incoming()) {
-                auto& queue = wire(step->peer, rank, run.chunk);
-                const auto message = std::move(queue.front());
-                queue.pop_front();
-                CHECK_EQ(message.size(), count);
-                for (size_t i = 0; i < count; ++i) {
-                    const uint64_t mine = step->kind == StepKind::reduce ? data(r, run, step->from)[i] : 0;
-                    data(r, run, step->to)[i] = mine + message[i];
-                }
+                if (left(*step)) receive(rank, run, *step);
             } else if (step->kind == StepKind::copy || step->is_transfer()) {
                 const bool transfer = step->is_transfer();
                 std::copy_n(data(r, run, step->from, transfer), count, data(r, run, step->to, transfer));

@@ -133,6 +133,66 @@ TEST("each transport keeps the contract: order, lengths, tags, and what is too l
     keeps_the_contract([](LocalNetwork& network) { return shared_transports(network, {0, 1}); });
 }
 
+TEST("a message is reduced where it lies: before or after it is awaited, and across the end of the pipe") {
+    LocalNetwork network(2);
+    const Transports made = shared_transports(network, kSmallPipe);
+    Transport &a = *made[0], &b = *made[1];
+    std::vector<float> sent(25), mine(25), out(25);
+    for (int round = 0; round < 40; ++round) {
+        for (size_t i = 0; i < sent.size(); ++i) {
+            sent[i] = static_cast<float>(round * 100) + static_cast<float>(i);
+            mine[i] = static_cast<float>(i) / 2;
+        }
+        const bool early = round % 2 == 0, other_first = round % 4 < 2, in_place = round % 8 < 4;
+        std::vector<float>& target = in_place ? mine : out;
+        const std::vector<float> before = mine;
+        const Reduction reduction{reinterpret_cast<std::byte*>(target.data()),
+                                  reinterpret_cast<std::byte*>(mine.data()), DDL_FLOAT32, DDL_SUM, round % 3 == 0};
+        const size_t bytes = sent.size() * sizeof(float);
+        std::byte one{};
+        Ticket receive = 0;
+        if (!early) receive = b.irecv_reduce(0, 1, reduction, bytes);
+        const Ticket send = a.isend(1, 1, sent.data(), bytes), other = a.isend(1, 2, &one, 1);
+        if (other_first)
+            CHECK(finish(b, a, b.irecv(0, 2, &one, 1)) == Progress::done);  // which keeps the first as a copy
+        if (early) receive = b.irecv_reduce(0, 1, reduction, bytes);
+        size_t received = 0;
+        CHECK(finish(b, a, receive, &received) == Progress::done);
+        CHECK_EQ(received, bytes);
+        for (size_t i = 0; i < sent.size(); ++i) CHECK_EQ(target[i], before[i] + sent[i]);
+        if (!other_first) CHECK(finish(b, a, b.irecv(0, 2, &one, 1)) == Progress::done);
+        CHECK(finish(a, b, send) == Progress::done);
+        CHECK(finish(a, b, other) == Progress::done);
+    }
+    CHECK_EQ(network.pending(), size_t{0});
+}
+
+TEST("a message that cannot be reduced where it lies is not, and one of another length fails") {
+    LocalNetwork network(2);
+    const Transports made = shared_transports(network, kSmallPipe);
+    Transport &a = *made[0], &b = *made[1];
+    std::vector<std::byte> out(kLong);
+    const Reduction reduction{out.data(), out.data(), DDL_UINT8, DDL_SUM, false};
+    CHECK_EQ(b.irecv_reduce(0, 1, reduction, kLong), Ticket{0});
+    const auto data = content(1, kLong);
+    for (const size_t bytes : {kShort + 1, kLong}) {  // through the pipe, and through the wrapped transport
+        const Ticket send = a.isend(1, 1, data.data(), bytes);
+        CHECK(finish(b, a, b.irecv_reduce(0, 1, reduction, kShort)) == Progress::failed);
+        CHECK(finish(a, b, send) == Progress::done);
+    }
+    const Ticket taken_back = b.irecv_reduce(0, 1, reduction, kShort);
+    CHECK(b.cancel(taken_back));
+    const Ticket send = a.isend(1, 1, data.data(), kShort);
+    std::vector<std::byte> room(kShort);
+    CHECK(finish(b, a, b.irecv(0, 1, room.data(), kShort)) == Progress::done);
+    CHECK(room == content(1, kShort));
+    CHECK(finish(a, b, send) == Progress::done);
+    CHECK(out == std::vector<std::byte>(kLong));
+    CHECK_EQ(network.pending(), size_t{0});
+    LocalNetwork alone(2);
+    CHECK_EQ(alone.transport(0)->irecv_reduce(1, 1, reduction, kShort), Ticket{0});
+}
+
 TEST("a short message passes through shared memory alone, a long one through the wrapped transport") {
     LocalNetwork network(2);
     const Transports made = shared_transports(network);
