@@ -399,7 +399,7 @@ def recomputing(part: Part, **options: Any) -> tuple[Around, Session, torch.opti
     model.part = part
     session = Session(model, recompute=True, **({"min_size": 0, "budget": 6000} | options)).open()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    for _ in range(2):
+    for _ in range(3):
         batch(32, 16)(model).backward()
         optimizer.step()
         optimizer.zero_grad()

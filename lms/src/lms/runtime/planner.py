@@ -157,11 +157,11 @@ class PassPlanner:
 
     @property
     def refined(self) -> bool:
-        """Whether the current plan has the median times of a few passes.
+        """Whether the current plan has other times than those of the first pass.
 
-        The first passes of a training take longer: kernels are loaded and chosen, and memory is touched first.
+        In that one kernels are loaded and chosen, and memory is touched for the first time.
         """
-        return self.current is not None and self.current.passes >= max(REFINED_AFTER)
+        return self.current is not None and self.current.passes >= min(REFINED_AFTER)
 
     @property
     def timed(self) -> tuple[Trace, Timeline, Plan | None] | None:
