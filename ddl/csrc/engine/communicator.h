@@ -77,7 +77,9 @@ struct Communicator {
     std::map<int, Departure> departed;  // ranks that have left it
     std::array<Header, 64> history;     // of the last calls, by sequence
     ScheduleCache schedules;
-    std::unique_ptr<Operation> spare;  // the last that finished: training makes the same calls again and again
+    // The last that finished, if it is light. Training makes the same calls again and again, and to make an operation
+    // takes as long as a small message.
+    std::unique_ptr<Operation> reusable;
 
     int size() const { return static_cast<int>(group.members.size()); }
     const std::string& name(int its_rank) const { return group.names[static_cast<size_t>(its_rank)]; }

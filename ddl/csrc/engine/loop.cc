@@ -247,9 +247,9 @@ void Loop::begin(Communicator& comm, Active& active) {
         throw Error(DDL_ERROR_INTERNAL, "a plan with group steps, " + schedule->algorithm + ", but no groups");
     }
     const Tag tag = first_tag(comm.key.id, active.header.sequence);
-    if (comm.spare && &comm.spare->schedule() == schedule.get() && !active.call.device && !active.call.after) {
-        comm.spare->repeat(input, active.call.output, active.header, tag);
-        active.operation = std::move(comm.spare);
+    if (comm.reusable && &comm.reusable->schedule() == schedule.get() && !active.call.device && !active.call.after) {
+        comm.reusable->repeat(input, active.call.output, active.header, tag);
+        active.operation = std::move(comm.reusable);
     } else {
         active.operation =
             std::make_unique<Operation>(std::move(schedule), input, active.call.output, active.header, comm.group,
@@ -315,7 +315,7 @@ bool Loop::poll(Communicator& comm) noexcept {
             if (!failed.ok()) failure = core_.cause(failed.code, failed.message);
             if (active->operation->finished()) {
                 count(comm, *active);
-                if (active->operation->is_light()) comm.spare = std::move(active->operation);
+                if (active->operation->is_light()) comm.reusable = std::move(active->operation);
                 active->operation.reset();
                 core_.finish(active->request, nullptr);
                 moved = true;

@@ -172,8 +172,11 @@ void Operation::post_payload(Run& run, Flight& flight) {
         const Task& task = schedule_->task;
         const Reduction reduction{write(run, step.to), read(run, step.from), task.type, task.op, step.incoming_first};
         flight.ticket = transport_.irecv_reduce(world(step.peer), tag(run), reduction, step.bytes);
-        flight.state = Flight::moving;
-        if (flight.ticket != 0) return flight.scratch.release();  // the header's
+        if (flight.ticket != 0) {
+            flight.scratch.release();  // the header's
+            flight.state = Flight::moving;
+            return;
+        }
     }
     if (step.kind == StepKind::reduce) {
         flight.scratch = pool_.take(step.bytes);

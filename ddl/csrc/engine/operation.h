@@ -47,11 +47,10 @@ class Operation {
     Operation& operator=(const Operation&) = delete;
     ~Operation() { cancel(); }
 
-    // Whether a finished one can be kept for repeat(): it holds no memory of others'.
+    // Whether a finished one can be kept for repeat(): it holds no memory, and no turn among groups.
     bool is_light() const { return schedule_->stages == 0 && schedule_->work_bytes == 0 && !means_.device; }
     const Schedule& schedule() const { return *schedule_; }
-    // Takes on another call with the same schedule, after it has finished() and is_light(). Making another operation
-    // takes as long as a small message.
+    // Takes on another call with the same schedule. Only if it has finished() and is_light().
     void repeat(const void* input, void* output, const Header& header, Tag first_tag) noexcept;
 
     // Begins an operation that was held back, if the device has done its part. True if it began.

@@ -47,8 +47,8 @@ void Builder::algorithm(std::string name, std::string reason) {
 
 void Builder::work(uint64_t elements) { schedule_.work_bytes = elements * element_; }
 
-// Whether no step of the round that ends before `end` uses what the reduce step number `index` writes, but for local
-// steps behind it.
+// Whether the reduce step number `index` may run before the other messages of its round, which ends before `end`, are
+// complete: no other step uses what it writes, or writes what it reads. Local steps behind it run after it anyway.
 bool Builder::is_alone(uint32_t index, uint32_t end) const {
     if (task().collective != Collective::allreduce) return false;
     const Step& step = schedule_.steps[index];
@@ -56,16 +56,17 @@ bool Builder::is_alone(uint32_t index, uint32_t end) const {
     const auto memory_of = [](const Place& place) {
         return place.buffer == Buffer::input ? Buffer::output : place.buffer;
     };
-    const auto meets = [&](const Place& place, uint64_t bytes) {
-        return memory_of(place) == memory_of(step.to) && place.offset < step.to.offset + step.bytes &&
-               step.to.offset < place.offset + bytes;
+    const auto meet = [&](const Place& mine, const Place& its, uint64_t bytes) {
+        return memory_of(mine) == memory_of(its) && its.offset < mine.offset + step.bytes &&
+               mine.offset < its.offset + bytes;
     };
     for (uint32_t i = round_begin_; i < end; ++i) {
         const Step& other = schedule_.steps[i];
         const bool is_local = other.kind == StepKind::copy || other.kind == StepKind::divide;
         if (i == index || (is_local && i > index)) continue;
-        const bool reads = other.kind != StepKind::receive && meets(other.from, other.bytes);
-        const bool writes = other.kind != StepKind::send && meets(other.to, other.bytes);
+        const bool reads = other.kind != StepKind::receive && meet(step.to, other.from, other.bytes);
+        const bool writes = other.kind != StepKind::send &&
+                            (meet(step.to, other.to, other.bytes) || meet(step.from, other.to, other.bytes));
         if (reads || writes) return false;
     }
     return true;

@@ -87,7 +87,7 @@ struct Step {
     bool on_device = false;       // of a group step: NCCL runs it in device memory
     bool first = false;           // the first message of this schedule between the two ranks in this direction
     bool incoming_first = false;  // of reduce: the message is the operation's first operand
-    bool at_once = false;         // of reduce: no other message of the round uses `to`, so it need not wait for them
+    bool at_once = false;         // of reduce: it need not wait for the other messages of its round
     int peer = -1;                // rank; -1 for local and group steps
     uint64_t bytes = 0;           // of a group step: of all parts
     Place from, to;

@@ -213,14 +213,14 @@ void SharedTransport::deliver(Message& receive, size_t bytes, Read read) {
     }
     const bool fits = bytes <= receive.bytes;
     if (fits && bytes > 0) {
-        read([&](size_t offset, const std::byte* data, size_t piece) { take(receive, offset, data, piece); });
+        read([&](size_t offset, const std::byte* data, size_t piece) { put(receive, offset, data, piece); });
     }
     receive.bytes = bytes;
     receive.state = fits ? State::done : State::failed;
 }
 
 // A piece of a message that has come, `offset` bytes from its begin.
-void SharedTransport::take(const Message& receive, size_t offset, const std::byte* data, size_t bytes) {
+void SharedTransport::put(const Message& receive, size_t offset, const std::byte* data, size_t bytes) {
     const Reduction& with = receive.reduction;
     if (!with.out) {
         std::memcpy(static_cast<std::byte*>(receive.to) + offset, data, bytes);

@@ -102,7 +102,7 @@ class SharedTransport final : public Transport {
     bool take_early(Neighbour& its, Message& receive);
     template <typename Read>
     void deliver(Message& receive, size_t bytes, Read read);
-    static void take(const Message& receive, size_t offset, const std::byte* data, size_t bytes);
+    static void put(const Message& receive, size_t offset, const std::byte* data, size_t bytes);
     template <typename Slots>
     static void remove(Slots& slots, Slot slot);
 

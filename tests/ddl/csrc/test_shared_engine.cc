@@ -128,6 +128,26 @@ TEST_WITH_SPINS("over shared memory: a mismatch names both calls, and writes not
     }
 }
 
+TEST_WITH_SPINS(
+    "over shared memory: a mismatch writes nothing after calls that matched, whose operation is used again") {
+    constexpr size_t kCount = 100'000;
+    World world({0, 0}, flat_plan(2), impatient(10, spins));
+    const auto found = results(world, [&](int rank, Engine& engine) {
+        for (int call = 0; call < 3; ++call) {
+            auto data = numbers(kCount, rank, call);
+            CHECK(engine.run(kWorld, allreduce(data)).ok());
+            CHECK(data == sum(kCount, 2, call));
+        }
+        std::vector<int32_t> data(kCount, 1);
+        Call call = allreduce(data);
+        if (rank == 1) call.task.op = DDL_MAX;  // rank 0 takes the operation of before
+        const Status status = engine.run(kWorld, call);
+        CHECK(data == std::vector<int32_t>(kCount, 1));
+        return status;
+    });
+    for (const Status& status : found) CHECK_EQ(status.code, DDL_ERROR_MISMATCH);
+}
+
 TEST_WITH_SPINS("over shared memory: a rank that dies in the middle ends the others, with its name") {
     for (const size_t count : {100, 4096, 100'000}) {
         World world({0, 0, 0, 0}, flat_plan(4), impatient(60, spins));

@@ -251,6 +251,16 @@ def test_watching_does_not_count_as_computation(monkeypatch: pytest.MonkeyPatch)
     assert max(seen) < 0.5, "nine modules with two delays each"
 
 
+def test_modules_are_chosen_though_each_step_has_another_length(recomputed: Callable[..., Any]) -> None:
+    blocks = lambda: nn.Sequential(nn.Linear(16, 64), nn.Sigmoid(), nn.Linear(64, 16))  # noqa: E731
+
+    def loss(model: nn.Module) -> Tensor:
+        length = int(torch.randint(40, 240, ()))
+        return model(torch.randn(length, 16)).square().mean()
+
+    assert recomputed(lambda: nn.Sequential(*(blocks() for _ in range(4))), loss, 40)[0]
+
+
 def test_one_module_for_two_calls_with_keywords_and_several_results_is(recomputed: Callable[..., Any]) -> None:
     assert recomputed(Twice, batch(32, 16), budget=20_000)[0] == {"block"}
 

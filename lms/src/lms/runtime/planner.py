@@ -157,11 +157,11 @@ class PassPlanner:
 
     @property
     def refined(self) -> bool:
-        """Whether the current plan has other times than those of the first pass.
+        """Whether the current plan has the times of passes that followed it.
 
-        In that one kernels are loaded and chosen, and memory is touched for the first time.
+        Those of the pass that it was made from say less: kernels may be loaded in it, and memory touched first.
         """
-        return self.current is not None and self.current.passes >= min(REFINED_AFTER)
+        return self.current is not None and self.current.passes >= min(REFINED_AFTER) and bool(self.current.samples)
 
     @property
     def timed(self) -> tuple[Trace, Timeline, Plan | None] | None:

@@ -36,7 +36,7 @@ from lms.torch.records import View
 from lms.torch.swapper import SavedTensorSwapper, graph_task
 
 _PIECE = 1 << 20  # bytes that are summed at once
-_PATIENCE = 16  # steps with a watched pass, none of them as planned, after which nothing is chosen
+_PATIENCE = 16  # steps for which better times are waited for, and as many for a pass that is as planned
 
 
 class Recomputation:
@@ -52,7 +52,7 @@ class Recomputation:
         self._hooks = hooks
         self._forwards: dict[Module, Forward] = {}  # the stand-ins
         self._watch: Watch | None = None  # while a pass is watched
-        self._steps = 0  # in which one was
+        self._steps = 0  # with a plan that moves something; then those in which a pass is watched
 
     def after_step(self) -> None:
         """An optimizer has stepped: choose, or get ready for that."""
@@ -66,16 +66,25 @@ class Recomputation:
                 self.close()
         elif self._watch is not None:
             self._steps += 1
-            if (candidates := self._watch.candidates(self._names.known)) is not None:
+            candidates = self._watch.candidates(self._names.known)
+            if candidates is not None and (planner.refined or self._steps >= _PATIENCE):
                 self._choose(candidates)
-            elif self._steps == _PATIENCE:
-                planner.tell_choice(Choice(f"none: in {_PATIENCE} steps no pass was like the one that the plan is for"))
+            elif self._steps == 2 * _PATIENCE:
+                planner.tell_choice(
+                    Choice(f"none: in {2 * _PATIENCE} steps no pass was like the one that the plan is for")
+                )
                 self.close()
-        elif planner.refined and planner.plan is not None and planner.plan.moves:
-            self._watch = Watch(self._swapper, self._hooks)
-            for module in _watchable(self._names.known):
-                self._stand_in(module, "", self._watch, _traits(module))
-            planner.measure_next()
+        elif planner.plan is not None and planner.plan.moves:
+            self._steps += 1
+            if planner.refined or self._steps >= _PATIENCE:  # with new shapes in each step no plan is ever refined
+                self._begin_to_watch()
+
+    def _begin_to_watch(self) -> None:
+        self._steps = 0
+        self._watch = Watch(self._swapper, self._hooks)
+        for module in _watchable(self._names.known):
+            self._stand_in(module, "", self._watch, _traits(module))
+        self._planner.measure_next()
 
     def _choose(self, candidates: Mapping[Module, Candidate]) -> None:
         chosen = self._planner.choose_modules(list(candidates.values())).modules
