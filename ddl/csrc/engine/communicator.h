@@ -77,8 +77,8 @@ struct Communicator {
     std::map<int, Departure> departed;  // ranks that have left it
     std::array<Header, 64> history;     // of the last calls, by sequence
     ScheduleCache schedules;
-    // The last that finished, if it is light. Training makes the same calls again and again, and to make an operation
-    // takes as long as a small message.
+    // The last that finished, if it is light. Training makes the same calls again and again, and making an operation
+    // takes a tenth of the time of a call of 4 bytes.
     std::unique_ptr<Operation> reusable;
 
     int size() const { return static_cast<int>(group.members.size()); }
