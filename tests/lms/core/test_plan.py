@@ -473,6 +473,7 @@ def test_an_empty_pass_needs_no_moves(traces: ModuleType) -> None:
     assert plain_peak(empty) == 0
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("bound", ["budget", "limit"])
 def test_planning_takes_time_in_proportion_to_the_records(bound: str, traces: ModuleType) -> None:
     def seconds(count: int) -> float:

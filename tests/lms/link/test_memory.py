@@ -33,6 +33,7 @@ def test_the_bytes_of_small_copies_arrive() -> None:
     assert (target[4096:] == 0).all()
 
 
+@pytest.mark.alone
 def test_small_copies_are_whole_ones_and_no_bytes_by_themselves() -> None:
     # One by one they would take a hundred times as long, and the figure would be of NumPy's loop.
     source, target = numpy.zeros(MB, numpy.uint8), numpy.zeros(MB, numpy.uint8)

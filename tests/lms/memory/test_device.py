@@ -78,6 +78,7 @@ def test_marks_are_seconds_apart() -> None:
     assert device.elapsed(marks[:1]) == device.elapsed([]) == []
 
 
+@pytest.mark.alone
 def test_a_thread_that_waits_computes_nothing() -> None:
     device = CpuDevice()
     waited, computed = time.perf_counter(), device.computed()

@@ -13,18 +13,19 @@ import pytest
 
 pytest.importorskip("tensorflow", reason="no TensorFlow")
 
+pytestmark = pytest.mark.alone
+
 PROGRAM = Path(__file__).resolve().parents[3] / "lms" / "bench" / "tensorflow_unet.py"
-SIZE = ("--side", "128", "--width", "16", "--batch", "4", "--steps", "1")
+SIZE = ("--side", "128", "--width", "16", "--steps", "1")
 
 
-def train(variant: str, pool: int | None = None, **more: str) -> dict:
+def train(variant: str, pool: int | None = None, batch: int = 4, **more: str) -> dict:
     """What it found; nothing if it died."""
     environment = {**os.environ, "TF_ENABLE_ONEDNN_OPTS": "0" if pool is None else "1", **more}
     if pool is not None:
         environment["TF_MKL_ALLOC_MAX_BYTES"] = str(pool)
-    run = subprocess.run(
-        [sys.executable, PROGRAM, *SIZE, "--one", variant], env=environment, capture_output=True, text=True, check=False
-    )
+    command = [sys.executable, PROGRAM, *SIZE, "--batch", str(batch), "--one", variant]
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert pool is not None or run.returncode == 0, run.stderr[-2000:]
     found = json.loads(run.stdout.splitlines()[-1]) if run.returncode == 0 else {}
     return {} if "died" in found else found
@@ -53,10 +54,10 @@ def test_plain_training_dies_in_a_pool_in_which_lms_trains() -> None:
 @pytest.mark.timeout(600)
 def test_without_onednns_pool_freed_tensors_go_back_to_the_system() -> None:
     pooled, managed = (
-        train("0%", TF_ENABLE_ONEDNN_OPTS="1", TF_ONEDNN_USE_SYSTEM_ALLOCATOR=system) for system in ("0", "1")
+        train("35%", batch=8, TF_ENABLE_ONEDNN_OPTS="1", TF_ONEDNN_USE_SYSTEM_ALLOCATOR=system) for system in ("0", "1")
     )
     assert managed["losses"] == pooled["losses"]
-    assert managed["above"] < 0.95 * pooled["above"]
+    assert managed["above"] < 0.95 * pooled["above"]  # about 0.77 of it
 
 
 def test_what_was_freed_below_other_memory_is_given_back() -> None:

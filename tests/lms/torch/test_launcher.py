@@ -323,6 +323,7 @@ for step in range(5):
 """
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(
     ("parts", "gradients"),
     [(1, "none"), pytest.param(1, "zero", marks=pytest.mark.slow), pytest.param(3, "none", marks=pytest.mark.slow)],
@@ -363,6 +364,7 @@ for step in range(4):
 """
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(
     ("kinds", "state", "less"),
     [

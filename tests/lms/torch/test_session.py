@@ -607,6 +607,7 @@ def test_an_optimizer_can_be_added_before_the_session_opens(lms: Make) -> None:
         assert session.stats()["steps"] == 2
 
 
+@pytest.mark.alone
 def test_the_time_from_step_to_step_is_known_with_how_much_of_it_was_computed(lms: Make) -> None:
     net = model()
     optimizer = torch.optim.SGD(net.parameters(), 0.01)

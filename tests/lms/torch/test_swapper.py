@@ -425,6 +425,7 @@ def test_other_threads_may_drop_graphs_while_this_one_trains(lms: Make, live: Li
     assert session.engine.usage()["file"] == 0
 
 
+@pytest.mark.alone
 def test_a_graph_that_is_never_dropped_does_not_make_later_steps_slower(lms: Make, tier: object) -> None:
     w = leaf()
     with lms(budget=10**6) as session:
