@@ -164,13 +164,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """A worker begins with what is allowed the longest time, and ends with what needs the machine for itself.
-
-    Other users of a shared machine disturb what measures it, so such a test fails only if it does so three times.
-    """
-    for item in items:
-        if item.get_closest_marker("alone"):
-            item.add_marker(pytest.mark.flaky(reruns=2))
+    """A worker begins with what is allowed the longest time, and ends with what needs the machine for itself."""
     if not is_worker(config):
         return
     allowed: dict[str, float] = defaultdict(float)

@@ -84,18 +84,6 @@ def test_a_failure_is_named_once_and_by_its_own_name(tmp_path: Path) -> None:
     ]
 
 
-def test_what_measures_the_machine_is_tried_three_times_and_all_else_once(tmp_path: Path) -> None:
-    counting = "tries = 0\ndef test_it():\n    global tries\n    tries += 1\n    assert tries == {}\n"
-    done = run(
-        tmp_path,
-        alone="pytestmark = pytest.mark.alone\n" + counting.format(3),
-        worse="pytestmark = pytest.mark.alone\n" + counting.format(4),
-        other=counting.format(2),
-    )
-    assert "2 failed, 1 passed, 4 rerun" in done.stdout, done.stdout
-    assert "PASSED test_alone.py::test_it" in done.stdout, done.stdout
-
-
 def test_what_is_kept_together_exists() -> None:
     spec = importlib.util.spec_from_file_location("the_conftest", CONFTEST)
     assert spec is not None

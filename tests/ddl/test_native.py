@@ -50,7 +50,6 @@ def built(native: Callable[..., Path], compiled: Callable[[str], Path]) -> Calla
     return build
 
 
-@pytest.mark.flaky(reruns=1, rerun_except="Sanitizer|runtime error")  # a busy machine is not what is tested
 @pytest.mark.timeout(1800)  # the first build under a sanitizer compiles more than a hundred files
 @pytest.mark.parametrize("name", [pytest.param("plain", marks=pytest.mark.slow), *SANITIZERS])
 def test_the_native_tests_pass(built: Callable[[str], Path], name: str) -> None:

@@ -13,8 +13,6 @@ import pytest
 
 pytest.importorskip("tensorflow", reason="no TensorFlow")
 
-pytestmark = pytest.mark.alone
-
 PROGRAM = Path(__file__).resolve().parents[3] / "lms" / "bench" / "tensorflow_unet.py"
 SIZE = ("--side", "128", "--width", "16", "--steps", "1")
 

@@ -203,7 +203,6 @@ def test_a_handle_still_tells_the_shape_of_its_variable() -> None:
     assert [[size.size for size in _content(inner).shape.dim] for _, inner in graph.captures] == [[3, 5]]
 
 
-@pytest.mark.alone
 def test_planning_and_rewriting_take_at_most_two_seconds_for_5000_operations() -> None:
     decorator = offload(budget="30%", min_size=1000)
 
