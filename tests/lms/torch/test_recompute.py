@@ -572,7 +572,7 @@ def test_compiled_modules_are_left_alone(recomputed: Callable[..., Any]) -> None
 
 def test_the_planner_takes_the_choice_back_if_it_needs_too_much() -> None:
     model, session, optimizer = recomputing(Part())
-    assert session._planner._take_choice_back()
+    assert session._planner._make_room()
     optimizer.step()
     assert not standing_in(model)
     choice = session._planner.choice

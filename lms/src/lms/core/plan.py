@@ -33,6 +33,7 @@ class Choice:
     why: str
     modules: Mapping[str, str] = field(default_factory=dict)
     recomputed: int = 0  # most bytes at once that running them again makes
+    seconds: float = 0.0  # the pass as it is foreseen with them
 
 
 @dataclass(frozen=True)

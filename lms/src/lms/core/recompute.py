@@ -56,9 +56,9 @@ def choose(
     """
     swapping = make_plan(trace, link, limit=limit, budget=budget)
     if not swapping.moves:
-        return Choice("none: everything fits")
+        return Choice("none: everything fits", seconds=swapping.forecast.seconds)
     if swapping.forecast.seconds <= _EQUAL * trace.seconds:
-        return Choice("none: the link hides all copies")
+        return Choice("none: the link hides all copies", seconds=swapping.forecast.seconds)
     most = max(limit if limit is not None else (budget or 0) + trace.largest, _peak(swapping))
 
     def alternative(chosen: Collection[int]) -> Trace:
@@ -84,13 +84,14 @@ def choose(
     fewest = min(length for length in known if seconds(length) <= _EQUAL * seconds(best))
     before = f"a pass computes for {_ms(trace.seconds)}, takes {_ms(seconds(0))} if tensors are only swapped"
     if not fewest:
-        return Choice(f"none: {before}, and no less if modules are recomputed")
+        return Choice(f"none: {before}, and no less if modules are recomputed", seconds=seconds(0))
     chosen = [candidates[index] for index in sorted(path[fewest])]
     count = "1 module" if len(chosen) == 1 else f"{len(chosen)} modules"
     return Choice(
         f"{count}: {before}, and {_ms(seconds(fewest))} with these recomputed",
         {candidate.name: _reason(trace, link, candidate) for candidate in chosen},
         max(sum(trace.tensors[index].nbytes for index in _made(trace, call)) for one in chosen for call in one.calls),
+        seconds(fewest),
     )
 
 

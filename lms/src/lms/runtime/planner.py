@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import platform
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Protocol
 
 from lms.core.budget import Budget, Client
@@ -14,6 +15,7 @@ from lms.core.link import Link
 from lms.core.plan import Choice, Plan, floor, make_plan, plain_peak
 from lms.core.recompute import Candidate, choose
 from lms.core.simulate import simulate
+from lms.core.state_share import state_that_stays
 from lms.core.timeline import Timeline
 from lms.core.trace import Trace
 from lms.errors import LimitError
@@ -52,7 +54,7 @@ class PassPlanner:
     gradients with the first of several accumulated passes. So a plan under a limit is good for a pass that begins with
     as many bytes *outside* as the recorded one did. For another amount it is made again.
 
-    `facts` go into each trace beside the system and Python: the framework's version, for example.
+    `state` is what may leave between two passes, if anything does. `facts` go into each trace beside the system and Python: the framework's version, for example.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class PassPlanner:
         tier: Tier,
         budget: Budget,
         saved: Client,
+        state: Client | None = None,
         *,
         prefetch: int | None,
         write_ahead: int | None,
@@ -73,6 +76,8 @@ class PassPlanner:
         self.budget = budget
         self.limit = budget.limit
         self.client = saved
+        self._state = state if state is not None else Client(priority=0)
+        self.kept_state: int | None = None  # bytes of it that stay although saved tensors leave, once that is decided
         self.prefetch = prefetch
         self.write_ahead = write_ahead
         self.write_early = write_early
@@ -208,9 +213,14 @@ class PassPlanner:
         That pass has another sequence of accesses, so it is recorded and planned for as any new one.
         """
         assert self.current is not None
-        trace = self.current.trace
-        limit = self.budget.planned(floor(trace)[0]) if self.limit is not None else None
-        choice = choose(trace, self.link(), candidates, limit=limit, budget=self.client.most)
+        trace, link = self.current.trace, self.link()
+
+        @cache
+        def beside(state: int) -> Choice:
+            return choose(trace, link, candidates, limit=self._bound(trace, state), budget=self.client.most)
+
+        self._keep_state(link, lambda state: beside(state).seconds)
+        choice = beside(self.kept_state or 0)
         self.above += choice.recomputed  # while no plan is known, the rule leaves room for it
         self._measure_next = True
         self.tell_choice(choice)
@@ -305,6 +315,18 @@ class PassPlanner:
             new.usual = found.usual
         return new
 
+    def _keep_state(self, link: Link, pass_seconds: Callable[[int], float]) -> None:
+        """Decide how much state stays; `pass_seconds` is as in `state_that_stays`."""
+        if self.limit is not None:
+            self.kept_state = state_that_stays(self._state.wanted, link, pass_seconds)
+
+    def _bound(self, trace: Trace, state: int) -> int | None:
+        """The limit for `trace` if so many bytes of state stay, and not as many as now."""
+        if self.limit is None:
+            return None
+        bound = self.budget.planned(0) - (state - self._state.held)
+        return bound if state else max(bound, floor(trace)[0])
+
     def _refine(self, guide: Guide, finished: Finished) -> None:
         recorder = finished.recorder
         self.current = guide
@@ -327,6 +349,11 @@ class PassPlanner:
         plan = self._plan(trace)
         if plan is None:
             return
+        if plan.moves and self.kept_state is None and guide.passes == min(REFINED_AFTER):
+            link = self.link()
+            self._keep_state(
+                link, lambda state: make_plan(trace, link, limit=self._bound(trace, state)).forecast.seconds
+            )
         self.replans += plan.moves != guide.plan.moves
         guide.margin = self.budget.margin
         if drift:
@@ -359,7 +386,7 @@ class PassPlanner:
 
     def _give_up(self, recorder: Recorder, over: int) -> None:
         """The pass went over the limit by `over` bytes although everything that can leave had left."""
-        if over > self.budget.reserve and self._take_choice_back():
+        if over > self.budget.reserve and self._make_room():
             return
         if self.progress.early and over > self.budget.reserve:
             self._refused = LimitError(
@@ -401,7 +428,7 @@ class PassPlanner:
         limit, lowest = None, 0
         if self.limit is not None:
             lowest = floor(trace)[0]
-            if lowest > self.limit and self._take_choice_back():
+            if lowest > self.limit and self._make_room():
                 return None
             if lowest > self.limit and self.progress.early:
                 lowest = self.limit
@@ -432,8 +459,11 @@ class PassPlanner:
             return None
         return replace(plan, limit=self.limit, choice=self.choice)
 
-    def _take_choice_back(self) -> bool:
-        """Recompute nothing any more, if something was: it may need the memory that is missing. Whether it was."""
+    def _make_room(self) -> bool:
+        """Keep no state and recompute nothing any more: they may need the memory that is missing. Whether any was."""
+        if self.kept_state:
+            self.kept_state = 0
+            return True
         if self.choice is None or not self.choice.modules:
             return False
         self.tell_choice(Choice("none: the modules that were recomputed need more memory than the limit leaves"))

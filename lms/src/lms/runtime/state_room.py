@@ -9,8 +9,9 @@ from lms.runtime.planner import PassPlanner
 class StateRoom:
     """Asks the planner's budget for its client `state`, which steps in parts of `part` bytes.
 
-    If there are passes, which are recorded if `passes`, saved tensors come first: state stays in what the limit leaves
-    beside all of them. Else the peak since the last step tells what the device holds beside the state.
+    If there are passes, which are recorded if `passes`, state stays in what the limit leaves beside all saved tensors,
+    or as much as the planner found worth keeping. Else the peak since the last step tells what the device holds beside
+    the state.
     """
 
     def __init__(self, planner: PassPlanner, state: Client, *, part: int, passes: bool) -> None:
@@ -31,7 +32,7 @@ class StateRoom:
         free = limit - (device.current() - state.held) - min(self._part, state.wanted or self._part)
         in_step = free if free >= state.wanted > 0 else free - 3 * self._part
         if self.has_passes:
-            in_pass = limit - budget.outside - planner.above - saved.wanted
+            in_pass = max(limit - budget.outside - planner.above - saved.wanted, planner.kept_state or 0)
         else:
             self._beside = max(self._beside, device.peak().in_use - state.held)
             in_pass = limit - self._beside

@@ -24,7 +24,7 @@ from lms.torch.engine import Engine
 from lms.torch.movable import is_plain, movable
 from lms.torch.records import View, flat_bytes, use_count
 
-CHUNK = 32 << 20  # bytes of state that step together, unless one parameter has more
+CHUNK = 32 << 20  # bytes of state that step together at least; one parameter may have more
 _BY_PARAMETER = frozenset(
     getattr(torch.optim, name)
     for name in (
@@ -199,7 +199,7 @@ class StatePager:
     """Moves the state of optimizers between the device and `tier`, around their steps.
 
     Storages below `min_size` bytes stay, and so does what other code refers to, because that code could not be told
-    that the tensor is away. If there is more room than before, by no more than `slack` bytes, as much leaves as before.
+    that the tensor is away. About `part` bytes of state step together. If there is more room than before, by no more than `slack` bytes, as much leaves as before.
     `before_part` is told of the parameters that are about to step, and `after_part` of those that have, with the state.
     """
 
@@ -209,6 +209,7 @@ class StatePager:
         device: torch.device,
         *,
         min_size: int,
+        part: int,
         slack: int,
         before_part: Callable[[Iterable[Parameter]], None],
         after_part: Callable[[Iterable[tuple[Parameter, dict[str, Any]]]], None],
@@ -218,6 +219,7 @@ class StatePager:
         self._after_part = after_part
         self._device = device
         self._min_size = max(min_size, 1)
+        self.part = max(part, CHUNK)
         self._slack = slack
         self._stay = 0
         self._known: weakref.WeakKeyDictionary[Optimizer, Figures] = weakref.WeakKeyDictionary()
@@ -334,7 +336,7 @@ class StatePager:
                 self._failed = self._failed or error
 
     def _parts(self, optimizer: Optimizer, state: OptimizerState) -> list[Part]:
-        """The parameters that have a gradient, in parts of about `CHUNK` bytes of state."""
+        """The parameters that have a gradient, in parts of about `part` bytes of state."""
         parts: list[Part] = []
         room = 0
         for group in optimizer.param_groups:
@@ -346,7 +348,7 @@ class StatePager:
                 nbytes = self._nbytes(state.entry(parameter)) or 2 * parameter.nbytes
                 if not parts or (nbytes > room and (fresh or is_uniform)):
                     parts.append([])
-                    room, fresh = CHUNK, True
+                    room, fresh = self.part, True
                 if fresh:
                     parts[-1].append((group, []))
                     fresh = False

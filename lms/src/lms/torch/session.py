@@ -177,6 +177,7 @@ class Session:
             self.engine,
             Budget(self.limit, saved, state),
             saved,
+            state,
             prefetch=options.prefetch,
             write_ahead=options.write_ahead,
             write_early=options.host_limit is None,  # what is written early takes its room for longer

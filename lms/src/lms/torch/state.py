@@ -25,6 +25,7 @@ from lms.torch.engine import Engine
 from lms.torch.optimizer_state import CHUNK, Arguments, Keywords, StatePager, StepArguments, Tier
 from lms.torch.paging import Paging
 
+_PARTS = 64  # of the limit: one of them holds the state that steps at once. More parts take more of Python's time
 _LEAST = PIECE * max(8, 2 * (os.cpu_count() or 1))  # what threads may use at once (recent_ in pager.cc)
 
 
@@ -54,7 +55,6 @@ class State:
     ) -> None:
         kinds = set(options.swap)
         self.moves = kinds != {"activations"}
-        self._room = StateRoom(planner, client, part=CHUNK, passes="activations" in kinds)
         self._peaks = planner.peaks
         self._paging: Paging | None = None
         obstacle = _obstacle(options, planner, engine)
@@ -67,10 +67,12 @@ class State:
             Tier(engine, lock),
             engine.device,
             min_size=options.min_size,
+            part=(planner.limit or 0) // _PARTS if self._optimizers else 0,
             slack=(planner.limit or 0) // 32,
             before_part=self._before_part,
             after_part=self._after_part,
         )
+        self._room = StateRoom(planner, client, part=self.pager.part, passes="activations" in kinds)
 
     def _page(
         self,
