@@ -37,7 +37,7 @@ from lms.torch.session import Session
 from lms.units import format_size, parse_size
 
 GPU = torch.device("cuda")
-STEPS, LMS_STEPS, LAST = 5, 12, 3  # of a cell; the last ones are timed, by when LMS has made its last plan
+STEPS, LMS_STEPS, LAST = 5, 15, 3  # of a cell; the last ones are timed, by when LMS has made its last plan
 USABLE = 0.9  # of the cap is LMS's limit: it counts what the allocator gave out, and the cap what it has reserved
 PIECE = 1 << 24  # bytes that are hashed at once
 Built = tuple[Job, torch.optim.Optimizer]

@@ -608,7 +608,7 @@ def test_plan_and_run_say_which_modules_are_recomputed_and_why(
         "import torch; from torch import nn\n"
         f"model = nn.Sequential(*({block} for _ in range(6)))\n"
         "optimizer = torch.optim.SGD(model.parameters(), 0.1)\n"
-        "for _ in range(6):\n"
+        "for _ in range(8):\n"
         "    model(torch.randn(512, 64)).square().mean().backward(); optimizer.step(); optimizer.zero_grad()\n"
     )
     monkeypatch.setattr("lms.runtime.planner.PassPlanner.link", lambda _: Link("slow", 1e3, 1e3))

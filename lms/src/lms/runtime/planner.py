@@ -162,11 +162,23 @@ class PassPlanner:
 
     @property
     def refined(self) -> bool:
-        """Whether the current plan has the times of passes that followed it.
+        """Whether the current plan has the times of all passes that it is made again from.
 
         Those of the pass that it was made from say less: kernels may be loaded in it, and memory touched first.
         """
-        return self.current is not None and self.current.passes >= min(REFINED_AFTER) and bool(self.current.samples)
+        return self.current is not None and self.current.passes >= max(REFINED_AFTER) and bool(self.current.samples)
+
+    @property
+    def undisturbed(self) -> Trace | None:
+        """The same pass as `trace`, each stretch of it with the least of the times that it took.
+
+        A full GPU's allocator now and then unmaps memory and maps it elsewhere. That looks like computation, and is no
+        part of what a module takes that runs again.
+        """
+        guide = self.current
+        if guide is None or not guide.samples:
+            return self.trace
+        return guide.trace.with_measured([min(column) for column in zip(*guide.samples, strict=True)], guide.trace.others)
 
     @property
     def timed(self) -> tuple[Trace, Timeline, Plan | None] | None:
@@ -212,8 +224,8 @@ class PassPlanner:
 
         That pass has another sequence of accesses, so it is recorded and planned for as any new one.
         """
-        assert self.current is not None
-        trace, link = self.current.trace, self.link()
+        trace, link = self.undisturbed, self.link()
+        assert trace is not None
 
         @cache
         def beside(state: int) -> Choice:

@@ -43,7 +43,7 @@ _NEWS = 1.1  # a plan is announced if it moves at least this many times the byte
 # How much `lms plan` watches. The first pass warms caches and allocators up, and a cycle lies between two steps.
 STEPS = 2
 PASSES = 2  # complete ones with a backward, whether a step comes or not
-CHOOSING = 2  # steps more, to choose modules that are recomputed and to see a pass in which they are
+CHOOSING = 4  # steps more, to choose modules that are recomputed and to see a pass in which they are
 MOST_PASSES = 64  # while an optimizer is there and does not step
 
 

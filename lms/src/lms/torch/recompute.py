@@ -287,7 +287,8 @@ class Watch:
             if module not in self._unfit and self._repeatable(module, spans)
         ]
         numbers = {module: number for number, module in enumerate(fit)}
-        times = planner.current.trace.times  # of passes that were not slowed by watching, if there are any
+        assert planner.undisturbed is not None
+        times = planner.undisturbed.times
         found: dict[Module, Candidate] = {}
         for module, number in numbers.items():
             spans = self._spans[module]
