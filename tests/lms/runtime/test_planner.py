@@ -10,6 +10,7 @@ import pytest
 
 from lms.core.budget import Budget, Client
 from lms.core.guide import Guide
+from lms.core.link import Link
 from lms.core.trace import AccessKind
 from lms.errors import LimitError
 from lms.runtime import planner as planner_module
@@ -24,9 +25,10 @@ Planner = Callable[..., PassPlanner]
 
 @pytest.fixture
 def make(machine: object, tier: object) -> Planner:
-    def planner(*, limit: int | None = None, budget: int | None = None) -> PassPlanner:
-        saved = Client(priority=0, most=budget)
-        return PassPlanner(machine, tier, Budget(limit, saved), saved, prefetch=None, write_ahead=None, facts={})  # type: ignore[arg-type]
+    def planner(*, limit: int | None = None, budget: int | None = None, state: int = 0) -> PassPlanner:
+        saved, other = Client(priority=1, most=budget), Client(priority=0, wanted=state)
+        bounds = Budget(limit, saved, other)
+        return PassPlanner(machine, tier, bounds, saved, other, prefetch=None, write_ahead=None, facts={})  # type: ignore[arg-type]
 
     return planner
 
@@ -371,6 +373,39 @@ def test_shapes_for_which_there_is_plenty_of_room_cost_no_plan(make: Planner, mo
     assert planner.replans == made
     assert not planner.begin(("write", 0, 70), 0)[1].measure
     assert planner.client.wanted == 149 * 6
+
+
+@pytest.mark.parametrize(("rate", "kept"), [(1e6, 200), (1.0, 50)])
+def test_state_stays_as_far_as_that_makes_the_forecast_shorter(
+    make: Planner, tier: object, rate: float, kept: int
+) -> None:
+    tier.link = lambda: Link("", rate, rate, latency=0.0)
+    planner = make(limit=700, state=200)
+    run(planner, [100] * 6)
+    assert planner.kept_state is None
+    run(planner, [100] * 6)
+    assert planner.kept_state == kept
+
+
+def test_all_state_leaves_once_the_limit_has_no_room_for_what_stays(make: Planner, tier: object) -> None:
+    tier.link = lambda: Link("", 1e6, 1e6, latency=0.0)
+    planner = make(limit=700, state=200)
+    for _ in range(4):
+        run(planner, [100] * 6)
+    assert planner.kept_state == 200
+    with pytest.warns(RuntimeWarning, match="cannot be kept any more"):
+        run(planner, [100] * 6, other=650)
+    assert planner.kept_state == 0
+
+
+def test_what_disturbs_single_passes_counts_for_no_choice_of_modules(make: Planner) -> None:
+    planner = make(budget=200)
+    for at in (0, 3, 5, 7):
+        run(planner, [100] * 6, pause_at=at)
+    assert planner.undisturbed is not None
+    assert planner.undisturbed.seconds == 13.0
+    assert planner.trace is not None
+    assert planner.trace.seconds == 13.0, "medians"
 
 
 def drifts(planner: PassPlanner) -> list[str]:

@@ -54,7 +54,8 @@ class PassPlanner:
     gradients with the first of several accumulated passes. So a plan under a limit is good for a pass that begins with
     as many bytes *outside* as the recorded one did. For another amount it is made again.
 
-    `state` is what may leave between two passes, if anything does. `facts` go into each trace beside the system and Python: the framework's version, for example.
+    `state` is the optimizers', if that may leave between two passes. `facts` go into each trace beside the system and
+    Python: the framework's version, for example.
     """
 
     def __init__(
@@ -178,7 +179,8 @@ class PassPlanner:
         guide = self.current
         if guide is None or not guide.samples:
             return self.trace
-        return guide.trace.with_measured([min(column) for column in zip(*guide.samples, strict=True)], guide.trace.others)
+        least = [min(column) for column in zip(*guide.samples, strict=True)]
+        return guide.trace.with_measured(least, guide.trace.others)
 
     @property
     def timed(self) -> tuple[Trace, Timeline, Plan | None] | None:
