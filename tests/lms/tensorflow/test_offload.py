@@ -203,7 +203,7 @@ def test_a_handle_still_tells_the_shape_of_its_variable() -> None:
     assert [[size.size for size in _content(inner).shape.dim] for _, inner in graph.captures] == [[3, 5]]
 
 
-def test_planning_and_rewriting_take_few_seconds_for_5000_operations() -> None:
+def test_planning_and_rewriting_take_at_most_2_seconds_for_5000_operations() -> None:
     def trace():
         decorator = offload(budget="30%", min_size=1000)
 
@@ -224,8 +224,8 @@ def test_planning_and_rewriting_take_few_seconds_for_5000_operations() -> None:
         assert traced.swapped > 100
         return traced.seconds
 
-    # 1.6 to 2.2 s of a processor at 2.5 GHz; neighbours slow it down, so the best of three counts.
-    assert min(trace() for _ in range(3)) < 4
+    # 0.9 s of a processor at 2.5 GHz; neighbours slow it down, so the best of three counts.
+    assert min(trace() for _ in range(3)) < 2
 
 
 def test_a_model_is_left_as_it_was() -> None:

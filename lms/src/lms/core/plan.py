@@ -57,7 +57,7 @@ class Plan(Schedule):
 
 
 @contextmanager
-def _no_collections() -> Iterator[None]:
+def no_collections() -> Iterator[None]:
     """Planning makes many objects and no cycles: the garbage collector would look through them again and again."""
     enabled = gc.isenabled()
     gc.disable()
@@ -68,7 +68,7 @@ def _no_collections() -> Iterator[None]:
             gc.enable()
 
 
-@_no_collections()
+@no_collections()
 def make_plan(
     trace: Trace,
     link: Link,

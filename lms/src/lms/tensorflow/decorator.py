@@ -17,7 +17,7 @@ import tensorflow as tf
 from tensorflow.core.framework.graph_pb2 import GraphDef
 
 from lms.core.link import KNOWN, Link
-from lms.core.plan import make_plan
+from lms.core.plan import make_plan, no_collections
 from lms.core.static import make_static
 from lms.core.trace import Trace
 from lms.errors import LimitError, LMSError, UsageError
@@ -234,6 +234,7 @@ class Offload:
                 before_partition=self.tier.before_partition,
             )
 
+    @no_collections()
     def _edited(self, known: Known, replicas: int, graph: bytes, index: int) -> bytes:
         """The optimized graph with the copies of a plan. The mark stands in it as often as the function is called."""
         try:
