@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 
+import pytest
+
 from lms.core.link import Link
 from lms.core.state_share import state_that_stays
 from lms.errors import LimitError
@@ -38,6 +40,7 @@ def test_no_other_share_gives_a_shorter_step() -> None:
     for _ in range(100):
         wanted = chance.randrange(4, 1000)
         passes = {wanted * part // 4: chance.random() * 200 for part in range(5)}
-        found = state_that_stays(wanted, LINK, passes.__getitem__)
-        step = {stay: seconds + (wanted - stay) / 10 for stay, seconds in passes.items()}
-        assert step[found] == min(step.values())
+        link = Link("", chance.uniform(5, 20), chance.uniform(5, 20), latency=0.0)
+        found = state_that_stays(wanted, link, passes.__getitem__)
+        step = {stay: seconds + (wanted - stay) / min(link.out, link.back) for stay, seconds in passes.items()}
+        assert step[found] == pytest.approx(min(step.values()))

@@ -1,4 +1,4 @@
-"""How much of the optimizers' state stays on the device between steps, if it does not all fit. Pure."""
+"""How much of the optimizers' state stays on the device between steps. Pure."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ class PassPlanner:
         tier: Tier,
         budget: Budget,
         saved: Client,
-        state: Client | None = None,
+        state: Client,
         *,
         prefetch: int | None,
         write_ahead: int | None,
@@ -77,8 +77,11 @@ class PassPlanner:
         self.budget = budget
         self.limit = budget.limit
         self.client = saved
-        self._state = state if state is not None else Client(priority=0)
-        self.kept_state: int | None = None  # bytes of it that stay although saved tensors leave, once that is decided
+        self._state = state
+        self._state_held = 0  # bytes of it that were there in the last pass
+        self.kept_state = 0  # bytes of it that stay although saved tensors leave, because steps are shorter then
+        self._kept_of = 0  # bytes of state of which that was decided
+        self._gave_up_at: int | None = None  # the step in which it had to be given up
         self.prefetch = prefetch
         self.write_ahead = write_ahead
         self.write_early = write_early
@@ -115,6 +118,7 @@ class PassPlanner:
         refused, self._refused = self._refused or too_much, None
         if refused is not None:
             raise refused
+        self._state_held = self._state.held
         if self.limit is not None:
             self.client.held = present
             self.budget.measure(self.device.current())
@@ -234,7 +238,7 @@ class PassPlanner:
             return choose(trace, link, candidates, limit=self._bound(trace, state), budget=self.client.most)
 
         self._keep_state(link, lambda state: beside(state).seconds)
-        choice = beside(self.kept_state or 0)
+        choice = beside(self.kept_state)
         self.above += choice.recomputed  # while no plan is known, the rule leaves room for it
         self._measure_next = True
         self.tell_choice(choice)
@@ -331,14 +335,15 @@ class PassPlanner:
 
     def _keep_state(self, link: Link, pass_seconds: Callable[[int], float]) -> None:
         """Decide how much state stays; `pass_seconds` is as in `state_that_stays`."""
-        if self.limit is not None:
-            self.kept_state = state_that_stays(self._state.wanted, link, pass_seconds)
+        if self.limit is not None and self._gave_up_at is None:
+            self._kept_of = self._state.wanted
+            self.kept_state = state_that_stays(self._kept_of, link, pass_seconds)
 
     def _bound(self, trace: Trace, state: int) -> int | None:
-        """The limit for `trace` if so many bytes of state stay, and not as many as now."""
+        """The limit for `trace`, the last pass's, if so many bytes of state stay and not as many as then."""
         if self.limit is None:
             return None
-        bound = self.budget.planned(0) - (state - self._state.held)
+        bound = self.budget.planned(0) - (state - self._state_held)
         return bound if state else max(bound, floor(trace)[0])
 
     def _refine(self, guide: Guide, finished: Finished) -> None:
@@ -363,11 +368,9 @@ class PassPlanner:
         plan = self._plan(trace)
         if plan is None:
             return
-        if plan.moves and self.kept_state is None and guide.passes == min(REFINED_AFTER):
+        if plan.moves and self._state.wanted > self._kept_of:
             link = self.link()
-            self._keep_state(
-                link, lambda state: make_plan(trace, link, limit=self._bound(trace, state)).forecast.seconds
-            )
+            self._keep_state(link, lambda state: self._made(trace, link, self._bound(trace, state)).forecast.seconds)
         self.replans += plan.moves != guide.plan.moves
         guide.margin = self.budget.margin
         if drift:
@@ -459,25 +462,29 @@ class PassPlanner:
         # Nothing will move over it, so its figures do not matter and measuring it would cost the user time.
         link = Link("none needed", 1e9, 1e9) if fits else self.link()
         try:
-            plan = make_plan(
-                trace,
-                link,
-                limit=limit,
-                budget=self.client.most,
-                prefetch=self.prefetch,
-                write_ahead=self.write_ahead,
-                write_early=self.write_early,
-            )
+            plan = self._made(trace, link, limit)
         except LimitError as refused:
             self._refused = refused
             return None
         return replace(plan, limit=self.limit, choice=self.choice)
 
+    def _made(self, trace: Trace, link: Link, limit: int | None) -> Plan:
+        return make_plan(
+            trace,
+            link,
+            limit=limit,
+            budget=self.client.most,
+            prefetch=self.prefetch,
+            write_ahead=self.write_ahead,
+            write_early=self.write_early,
+        )
+
     def _make_room(self) -> bool:
-        """Keep no state and recompute nothing any more: they may need the memory that is missing. Whether any was."""
+        """Keep no state any more, or recompute nothing: they may need the memory that is missing. Whether any does."""
         if self.kept_state:
-            self.kept_state = 0
-            return True
+            self.kept_state, self._gave_up_at = 0, self.progress.steps
+        if self._gave_up_at == self.progress.steps:
+            return True  # the state leaves with the next step
         if self.choice is None or not self.choice.modules:
             return False
         self.tell_choice(Choice("none: the modules that were recomputed need more memory than the limit leaves"))

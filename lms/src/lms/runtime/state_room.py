@@ -29,10 +29,12 @@ class StateRoom:
             return 0
         limit = budget.planned(0)
         # A step has scratch memory for one part, and moves one part out and one back beside the one that steps.
-        free = limit - (device.current() - state.held) - min(self._part, state.wanted or self._part)
-        in_step = free if free >= state.wanted > 0 else free - 3 * self._part
+        part = min(self._part, state.wanted or self._part)
+        free = limit - (device.current() - state.held) - part
+        in_step = free if free >= state.wanted > 0 else free - 3 * part
         if self.has_passes:
-            in_pass = max(limit - budget.outside - planner.above - saved.wanted, planner.kept_state or 0)
+            rest = limit - budget.outside - planner.above
+            in_pass = max(rest - saved.wanted, min(planner.kept_state, rest - saved.needed))
         else:
             self._beside = max(self._beside, device.peak().in_use - state.held)
             in_pass = limit - self._beside

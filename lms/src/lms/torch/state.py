@@ -22,10 +22,11 @@ from lms.runtime.state_room import StateRoom
 from lms.torch.cpu import page_pool
 from lms.torch.cpu.engine import CpuEngine
 from lms.torch.engine import Engine
-from lms.torch.optimizer_state import CHUNK, Arguments, Keywords, StatePager, StepArguments, Tier
+from lms.torch.optimizer_state import Arguments, Keywords, StatePager, StepArguments, Tier
 from lms.torch.paging import Paging
 
-_PARTS = 64  # of the limit: one of them holds the state that steps at once. More parts take more of Python's time
+# The state that steps at once: a part of the limit, or bytes. More and smaller parts take more of Python's time.
+_PARTS, _MOST = 64, 256 << 20
 _LEAST = PIECE * max(8, 2 * (os.cpu_count() or 1))  # what threads may use at once (recent_ in pager.cc)
 
 
@@ -67,7 +68,7 @@ class State:
             Tier(engine, lock),
             engine.device,
             min_size=options.min_size,
-            part=(planner.limit or 0) // _PARTS if self._optimizers else 0,
+            part=min((planner.limit or 0) // _PARTS, _MOST) if self._optimizers else 0,
             slack=(planner.limit or 0) // 32,
             before_part=self._before_part,
             after_part=self._after_part,
@@ -102,7 +103,7 @@ class State:
 
     def _before_part(self, parameters: Iterable[torch.Tensor]) -> None:
         if self._paging is not None:
-            self._paging.before_part(parameters, self._paged.in_step(2 * CHUNK))
+            self._paging.before_part(parameters, self._paged.in_step(2 * self.pager.part))
 
     def _after_part(self, entries: Iterable[tuple[torch.Tensor, dict[str, Any]]]) -> None:
         if self._paging is not None:
