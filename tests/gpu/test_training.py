@@ -14,6 +14,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from lms.core.link import Link
+from lms.runtime.planner import PassPlanner
 from lms.torch.cuda.streams import CudaStreams
 from lms.torch.session import Session
 
@@ -99,7 +101,7 @@ MODELS = {"a residual net": resnet, "a transformer": transformer}
 
 
 def trained(
-    build: Callable[[], tuple[nn.Module, Batch]], session: Session | None = None, *, delay: int = 0
+    build: Callable[[], tuple[nn.Module, Batch]], session: Session | None = None, *, delay: int = 0, steps: int = STEPS
 ) -> list[list[Tensor]]:
     """The loss and the gradients of each step; each forward and each backward begins `delay` cycles late."""
     torch.manual_seed(0)
@@ -107,7 +109,7 @@ def trained(
     optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
     shown = []
     with session if session is not None else nullcontext():
-        for step in range(STEPS):
+        for step in range(steps):
             torch.manual_seed(100 + step)
             x = batch()
             optimizer.zero_grad()
@@ -172,6 +174,19 @@ def test_losses_and_gradients_are_those_of_plain_training(
         assert stats["swapped_out"] > 0
         assert stats["swapped_in"] > 0
         assert stats["host_peak"] > 0
+
+
+@pytest.mark.parametrize(("model", "budget"), [("a residual net", 11_000_000), ("a transformer", 4_000_000)])
+def test_losses_and_gradients_of_recomputed_modules_are_those_of_plain_training(
+    model: str, budget: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PassPlanner, "link", lambda _: Link("slow", 1e3, 1e3))  # it recomputes whatever it can
+    plain = trained(MODELS[model], steps=10)
+    session = Session(budget=budget, min_size=0, device=GPU, recompute=True)
+    assert_same(trained(MODELS[model], session, steps=10), plain)
+    assert session.plan is not None
+    assert session.plan.choice is not None
+    assert session.plan.choice.modules
 
 
 @pytest.mark.parametrize("fused", [False, True])

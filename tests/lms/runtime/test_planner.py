@@ -388,6 +388,7 @@ def test_state_stays_as_far_as_that_makes_the_forecast_shorter(
     assert planner.kept_state == kept
 
 
+@pytest.mark.filterwarnings("ignore:the device held")
 def test_all_state_leaves_once_the_limit_has_no_room_for_what_stays(make: Planner, tier: object) -> None:
     tier.link = lambda: Link("", 1e6, 1e6, latency=0.0)
     planner = make(limit=700, state=200)

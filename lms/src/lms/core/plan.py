@@ -58,7 +58,7 @@ class Plan(Schedule):
 
 @contextmanager
 def no_collections() -> Iterator[None]:
-    """Plans and edited graphs are many objects without cycles: the collector would look through them again and again."""
+    """Plans and edited graphs are many objects and no cycles: the collector would look through them again and again."""
     enabled = gc.isenabled()
     gc.disable()
     try:
