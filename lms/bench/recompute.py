@@ -29,7 +29,7 @@ from lms.memory.resident import ResidentSet
 from lms.torch.session import Session
 from lms.units import format_size
 
-STEPS, LAST = 10, 4  # of which the last ones count: the first ones measure and choose
+STEPS, LAST = 12, 4  # of which the last ones count: the first ones measure and choose
 SHARES = (0.35, 0.0)  # of the saved bytes, that may stay
 
 

@@ -59,9 +59,11 @@ def test_the_native_tests_pass(built: Callable[[str], Path], name: str) -> None:
     # Side by side: most of the time some threads wait for others, or for a timeout.
     parts = [[*command, "--part", f"{part + 1}/{PARTS}"] for part in range(PARTS)]
     with ThreadPoolExecutor(PARTS) as pool:
-        outputs = list(pool.map(lambda part: run(*part, timeout=600, **ENVIRONMENT), parts))
-    for output in outputs:
-        assert "0 failed" in output.splitlines()[-1]
+        runs = [pool.submit(run, *part, timeout=600, **ENVIRONMENT) for part in parts]
+    failures = [str(one.exception()) for one in runs if one.exception() is not None]
+    assert not failures, "\n".join(failures)
+    for one in runs:
+        assert "0 failed" in one.result().splitlines()[-1]
 
 
 def test_what_is_left_out_under_the_thread_sanitizer_starts_no_thread() -> None:
