@@ -277,7 +277,7 @@ def row(one: Found, cells: Sequence[Found]) -> str:
 
 
 def wrong(name: str, cells: Sequence[Found]) -> bool:
-    """Whether LMS failed with what is not too large, or gave other bits than plain although plain repeats itself."""
+    """Whether LMS failed, unless nothing trains that, or gave other bits than plain although plain repeats itself."""
     bits = {(one["times"], one["kind"]): one.get("bits") for one in cells}
     again = bits.get((2, "plain-again"))
     repeats = again is None or again == bits.get((2, "plain"))
@@ -376,7 +376,7 @@ AT_FOUR = ("plain", "lms+recompute", "checkpoint")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; 1 if LMS went `wrong`."""
+    """The command line; 1 if LMS was `wrong`, or found no largest size."""
     parser = argparse.ArgumentParser(
         prog="gpu", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

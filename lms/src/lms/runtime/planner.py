@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Protocol
@@ -15,12 +15,12 @@ from lms.core.link import Link
 from lms.core.plan import Choice, Plan, floor, make_plan, plain_peak
 from lms.core.recompute import Candidate, choose
 from lms.core.simulate import simulate
-from lms.core.state_share import state_that_stays
 from lms.core.timeline import Timeline
 from lms.core.trace import Trace
 from lms.errors import LimitError
 from lms.memory.device import Device
 from lms.memory.machine import kernel
+from lms.runtime.kept_state import KeptState
 from lms.runtime.peaks import Peaks
 from lms.runtime.progress import Progress
 from lms.runtime.recorder import Finished, Recorder
@@ -77,11 +77,7 @@ class PassPlanner:
         self.budget = budget
         self.limit = budget.limit
         self.client = saved
-        self._state = state
-        self._state_held = 0  # bytes of it that were there in the last pass
-        self.kept_state = 0  # bytes of it that stay although saved tensors leave, because steps are shorter then
-        self._kept_of = 0  # bytes of state of which that was decided
-        self._gave_up_at: int | None = None  # the step in which it had to be given up
+        self.kept_state = KeptState(state)
         self.prefetch = prefetch
         self.write_ahead = write_ahead
         self.write_early = write_early
@@ -118,7 +114,7 @@ class PassPlanner:
         refused, self._refused = self._refused or too_much, None
         if refused is not None:
             raise refused
-        self._state_held = self._state.held
+        self.kept_state.begin_pass()
         if self.limit is not None:
             self.client.held = present
             self.budget.measure(self.device.current())
@@ -237,8 +233,9 @@ class PassPlanner:
         def beside(state: int) -> Choice:
             return choose(trace, link, candidates, limit=self._bound(trace, state), budget=self.client.most)
 
-        self._keep_state(link, lambda state: beside(state).seconds)
-        choice = beside(self.kept_state)
+        if self.limit is not None:
+            self.kept_state.decide(link, lambda state: beside(state).seconds)
+        choice = beside(self.kept_state.nbytes)
         self.above += choice.recomputed  # while no plan is known, the rule leaves room for it
         self._measure_next = True
         self.tell_choice(choice)
@@ -333,17 +330,11 @@ class PassPlanner:
             new.usual = found.usual
         return new
 
-    def _keep_state(self, link: Link, pass_seconds: Callable[[int], float]) -> None:
-        """Decide how much state stays; `pass_seconds` is as in `state_that_stays`."""
-        if self.limit is not None and self._gave_up_at is None:
-            self._kept_of = self._state.wanted
-            self.kept_state = state_that_stays(self._kept_of, link, pass_seconds)
-
     def _bound(self, trace: Trace, state: int) -> int | None:
         """The limit for `trace`, the last pass's, if so many bytes of state stay and not as many as then."""
         if self.limit is None:
             return None
-        bound = self.budget.planned(0) - (state - self._state_held)
+        bound = self.budget.planned(0) - self.kept_state.more_than_held(state)
         return bound if state else max(bound, floor(trace)[0])
 
     def _refine(self, guide: Guide, finished: Finished) -> None:
@@ -368,9 +359,11 @@ class PassPlanner:
         plan = self._plan(trace)
         if plan is None:
             return
-        if plan.moves and self._state.wanted > self._kept_of:
+        if plan.moves and self.limit is not None and self.kept_state.is_undecided:
             link = self.link()
-            self._keep_state(link, lambda state: self._made(trace, link, self._bound(trace, state)).forecast.seconds)
+            self.kept_state.decide(
+                link, lambda state: self._make(trace, link, self._bound(trace, state)).forecast.seconds
+            )
         self.replans += plan.moves != guide.plan.moves
         guide.margin = self.budget.margin
         if drift:
@@ -462,13 +455,14 @@ class PassPlanner:
         # Nothing will move over it, so its figures do not matter and measuring it would cost the user time.
         link = Link("none needed", 1e9, 1e9) if fits else self.link()
         try:
-            plan = self._made(trace, link, limit)
+            plan = self._make(trace, link, limit)
         except LimitError as refused:
             self._refused = refused
             return None
         return replace(plan, limit=self.limit, choice=self.choice)
 
-    def _made(self, trace: Trace, link: Link, limit: int | None) -> Plan:
+    def _make(self, trace: Trace, link: Link, limit: int | None) -> Plan:
+        """The plan for `trace` with the session's own options."""
         return make_plan(
             trace,
             link,
@@ -481,10 +475,8 @@ class PassPlanner:
 
     def _make_room(self) -> bool:
         """Keep no state any more, or recompute nothing: they may need the memory that is missing. Whether any does."""
-        if self.kept_state:
-            self.kept_state, self._gave_up_at = 0, self.progress.steps
-        if self._gave_up_at == self.progress.steps:
-            return True  # the state leaves with the next step
+        if self.kept_state.give_up(self.progress.steps):
+            return True
         if self.choice is None or not self.choice.modules:
             return False
         self.tell_choice(Choice("none: the modules that were recomputed need more memory than the limit leaves"))

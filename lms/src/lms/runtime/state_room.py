@@ -34,7 +34,7 @@ class StateRoom:
         in_step = free if free >= state.wanted > 0 else free - 3 * part
         if self.has_passes:
             rest = limit - budget.outside - planner.above
-            in_pass = max(rest - saved.wanted, min(planner.kept_state, rest - saved.needed))
+            in_pass = max(rest - saved.wanted, min(planner.kept_state.nbytes, rest - saved.needed))
         else:
             self._beside = max(self._beside, device.peak().in_use - state.held)
             in_pass = limit - self._beside

@@ -199,7 +199,8 @@ class StatePager:
     """Moves the state of optimizers between the device and `tier`, around their steps.
 
     Storages below `min_size` bytes stay, and so does what other code refers to, because that code could not be told
-    that the tensor is away. At least about `part` bytes of state step together. If there is more room than before, by
+    that the tensor is away. About `part` bytes of state step together, and at least
+    about `CHUNK`. If there is more room than before, by
     no more than `slack` bytes, as much leaves as before.
     `before_part` is told of the parameters that are about to step, and `after_part` of those that have, with the state.
     """

@@ -287,8 +287,8 @@ class Watch:
             if module not in self._unfit and self._repeatable(module, spans)
         ]
         numbers = {module: number for number, module in enumerate(fit)}
-        assert planner.undisturbed is not None
-        times = planner.undisturbed.times
+        trace = planner.undisturbed
+        assert trace is not None
         found: dict[Module, Candidate] = {}
         for module, number in numbers.items():
             spans = self._spans[module]
@@ -296,7 +296,7 @@ class Watch:
                 Call(
                     one.first,
                     one.last,
-                    min(_seconds(one, recorder), sum(times[one.first : one.last])),
+                    min(_seconds(one, recorder), sum(trace.times[one.first : one.last])),
                     tuple(one.inputs),
                     tuple(one.extra_inputs),
                 )
