@@ -127,6 +127,10 @@ size_t size_of(DataType type) {
     return visit(type, [](auto element) { return sizeof(typename decltype(element)::Stored); });
 }
 
+uint64_t elements_in(uint64_t bytes, DataType type) {
+    return visit(type, [bytes](auto element) { return bytes / sizeof(typename decltype(element)::Stored); });
+}
+
 const char* name_of(DataType type) {
     switch (type) {
         case DDL_FLOAT16: return "float16";

@@ -25,8 +25,10 @@ bool is_valid(ReduceOp op);
 // True for floating point types, which have NaNs.
 bool is_float(DataType type);
 
-// Bytes of an element.
+// Bytes of an element: a power of two.
 size_t size_of(DataType type);
+// bytes / size_of(type), without the processor's division, which takes longer than the sum of a few numbers.
+uint64_t elements_in(uint64_t bytes, DataType type);
 
 // "float32", "average".
 const char* name_of(DataType type);

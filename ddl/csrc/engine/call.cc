@@ -28,7 +28,8 @@ Status check_buffers(const Call& call, int rank, int size) {
     }
     const auto input = reinterpret_cast<uintptr_t>(call.input), output = reinterpret_cast<uintptr_t>(call.output);
     const size_t element = size_of(task.type);
-    if ((reads && input % element != 0) || (writes && output % element != 0)) {
+    const auto is_aligned = [&](uintptr_t address) { return (address & (element - 1)) == 0; };
+    if ((reads && !is_aligned(input)) || (writes && !is_aligned(output))) {
         return refuse(std::string("a buffer is not aligned to its elements: the address of a ") + name_of(task.type) +
                       " must be a multiple of " + std::to_string(element));
     }

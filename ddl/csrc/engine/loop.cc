@@ -14,12 +14,23 @@ namespace {
 constexpr double kWatchSeconds = 0.01;  // how often deaths and stalls are looked for
 constexpr unsigned kIdlePolls = 8;      // polls without progress before the clock is looked at
 constexpr int kHeldPolls = 16;          // polls of a blocking call before it lets others have the lock
+constexpr int kFastLooks = 300;         // for a message of a small call, before it waits as others do: 1 to 2 us
 constexpr int kSequenceSlots = 16;      // collectives of a communicator that tags tell apart
 static_assert(kMostCommunicators * kSequenceSlots * kOperationTags <=
               1u << (kTagBits - 1));  // the upper half is the mailbox's
 
 Tag first_tag(CommId comm, uint64_t sequence) {
     return (comm * kSequenceSlots + static_cast<Tag>(sequence % kSequenceSlots)) * kOperationTags;
+}
+
+const void* input_of(const Call& call) {
+    return call.task.collective == Collective::broadcast ? call.output : call.input;
+}
+
+// Whether the next call is like the communicator's last one, which had a fast path.
+bool has_fast_path(const Communicator& comm, const Call& call) {
+    return !comm.broken && comm.reusable && comm.reusable->is_fast() && comm.reusable->schedule().task == call.task &&
+           !call.device && !call.after;
 }
 
 }  // namespace
@@ -129,15 +140,40 @@ bool Loop::run_alone(CommId id, const Call& call, const RequestPtr& request) {
     } catch (const std::exception&) {
         return false;
     }
-    spare_.front().request = request;
-    spare_.front().call = call;
+    Active& active = spare_.front();
+    Cause failure;
+    if (core_.options.spin_polls > 0 && has_fast_path(comm, call)) {
+        active.header = enter(comm, call, *request);
+        failure = run_fast(comm, call, active.header);
+        if (!failure && comm.reusable->finished()) {
+            request->finish(nullptr);
+            return true;
+        }
+        active.operation = std::move(comm.reusable);
+    }
+    active.request = request;
+    active.call = call;
     core_.begin(1);
     accept(*found, spare_);
+    if (failure) core_.break_comm(comm, std::move(failure));
     poll(comm);
     const int polls = std::min(core_.options.spin_polls, kHeldPolls);
     for (int i = 0; i < polls && !request->finished(); ++i) poll();
     unlock_and_warn(std::move(held));
     return true;
+}
+
+// A call that has a fast path, as far as that leads it at once. An error if there was no memory.
+Cause Loop::run_fast(Communicator& comm, const Call& call, const Header& header) noexcept {
+    Operation& operation = *comm.reusable;
+    operation.repeat(input_of(call), call.output, header, first_tag(comm.key.id, header.sequence));
+    try {
+        operation.run_fast(kFastLooks);
+    } catch (const std::bad_alloc&) {
+        return core_.out_of_memory;
+    }
+    if (operation.finished()) count(comm, call, operation.timing());
+    return nullptr;
 }
 
 void Loop::serve() {
@@ -223,17 +259,23 @@ void Loop::take_submissions() noexcept {
     }
 }
 
-// The first of `taken`.
+// Makes the header of the communicator's next call, and keeps it for those who ask.
+Header Loop::enter(Communicator& comm, const Call& call, Request& request) noexcept {
+    const Header header = make_header(call.task, comm.key, comm.sequence, comm.layout, comm.past, call.purpose,
+                                      uses_nccl(comm.plan, call.task));
+    comm.past = past_of(header);
+    request.sequence = comm.sequence;
+    comm.history[comm.sequence++ % comm.history.size()] = header;
+    return header;
+}
+
+// The first of `taken`. If it has an operation, it came from the fast path, and has its header.
 void Loop::accept(const CommPtr& owner, std::list<Active>& taken) noexcept {
     Active& active = taken.front();
     Communicator& comm = *owner;
     comm.queue.splice(comm.queue.end(), taken, taken.begin());
-    active.header = make_header(active.call.task, comm.key, comm.sequence, comm.layout, comm.past, active.call.purpose,
-                                uses_nccl(comm.plan, active.call.task));
+    if (!active.operation) active.header = enter(comm, active.call, *active.request);
     active.watch = Watch(comm.patience);
-    comm.past = past_of(active.header);
-    active.request->sequence = comm.sequence;
-    comm.history[comm.sequence++ % comm.history.size()] = active.header;
     if (comm.broken) return static_cast<void>(core_.settle(comm));
     if (!comm.listed) running_.push_back(owner);
     comm.listed = true;
@@ -241,19 +283,18 @@ void Loop::accept(const CommPtr& owner, std::list<Active>& taken) noexcept {
 
 void Loop::begin(Communicator& comm, Active& active) {
     const Task& task = active.call.task;
-    const void* input = task.collective == Collective::broadcast ? active.call.output : active.call.input;
     auto schedule = comm.schedules.get(comm.plan, comm.rank, task, core_.options.tuning);
     if (schedule->stages > 0 && !comm.groups) {
         throw Error(DDL_ERROR_INTERNAL, "a plan with group steps, " + schedule->algorithm + ", but no groups");
     }
     const Tag tag = first_tag(comm.key.id, active.header.sequence);
     if (comm.reusable && &comm.reusable->schedule() == schedule.get() && !active.call.device && !active.call.after) {
-        comm.reusable->repeat(input, active.call.output, active.header, tag);
+        comm.reusable->repeat(input_of(active.call), active.call.output, active.header, tag);
         active.operation = std::move(comm.reusable);
     } else {
         active.operation =
-            std::make_unique<Operation>(std::move(schedule), input, active.call.output, active.header, comm.group,
-                                        comm.rank, tag, core_.options.window, *core_.transport, core_.pool,
+            std::make_unique<Operation>(std::move(schedule), input_of(active.call), active.call.output, active.header,
+                                        comm.group, comm.rank, tag, core_.options.window, *core_.transport, core_.pool,
                                         Means{comm.groups, active.call.device, active.call.after});
     }
     if (!active.operation->is_held_back()) clock(comm, active);
@@ -282,11 +323,10 @@ uint64_t Loop::bytes_of(const Communicator& comm, const Call& call) const {
 }
 
 // Counts a call that has finished.
-void Loop::count(const Communicator& comm, Active& active) {
-    if (active.call.purpose != Purpose::user) return;
-    const Timing& timing = active.operation->timing();
+void Loop::count(const Communicator& comm, const Call& call, const Timing& timing) {
+    if (call.purpose != Purpose::user) return;
     const int from = timing.heard_from;
-    core_.tally.finish(bytes_of(comm, active.call), timing, timing.began != 0 ? seconds_now() : 0,
+    core_.tally.finish(bytes_of(comm, call), timing, timing.began != 0 ? seconds_now() : 0,
                        from < 0 ? from : comm.group.members[static_cast<size_t>(from)]);
 }
 
@@ -314,7 +354,7 @@ bool Loop::poll(Communicator& comm) noexcept {
             const Status& failed = active->operation->status();
             if (!failed.ok()) failure = core_.cause(failed.code, failed.message);
             if (active->operation->finished()) {
-                count(comm, *active);
+                count(comm, active->call, active->operation->timing());
                 if (active->operation->is_light()) comm.reusable = std::move(active->operation);
                 active->operation.reset();
                 core_.finish(active->request, nullptr);

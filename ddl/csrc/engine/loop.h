@@ -45,6 +45,7 @@ class Loop {
 
     Status start(CommId comm, const Call& call, const RequestPtr& request);
     bool run_alone(CommId comm, const Call& call, const RequestPtr& request);
+    Cause run_fast(Communicator& comm, const Call& call, const Header& header) noexcept;
     void serve();
     void wake();
     bool is_busy() const { return inbox_full_ || core_.pending() > 0; }
@@ -55,13 +56,14 @@ class Loop {
     bool poll() noexcept;
     bool poll(Communicator& comm) noexcept;
     void drop_idle() noexcept;
+    Header enter(Communicator& comm, const Call& call, Request& request) noexcept;
     void accept(const CommPtr& comm, std::list<Active>& taken) noexcept;
     void begin(Communicator& comm, Active& active);
     void retire(Communicator& comm) noexcept;
     double timed_bytes(const Communicator& comm, const Call& call) const;
     uint64_t bytes_of(const Communicator& comm, const Call& call) const;
     void clock(const Communicator& comm, Active& active);
-    void count(const Communicator& comm, Active& active);
+    void count(const Communicator& comm, const Call& call, const Timing& timing);
 
     Core& core_;
     Messages& messages_;

@@ -9,6 +9,25 @@
 #include "base/float_environment.h"
 
 namespace ddl {
+namespace {
+
+bool has_fast_path(const Schedule& schedule, const std::vector<int>& members, const Transport& transport) {
+    if (schedule.chunks.size() != 1) return false;
+    for (const Span round : schedule.rounds) {
+        int outgoing = 0, incoming = 0;
+        for (uint32_t i = round.begin; i < round.end; ++i) {
+            const Step& step = schedule.steps[i];
+            if (!step.is_message()) continue;
+            if (!step.first || step.bytes > kInlineBytes) return false;
+            if (!transport.shows(members[static_cast<size_t>(step.peer)])) return false;
+            ++(step.is_incoming() ? incoming : outgoing);
+        }
+        if (outgoing > 1 || incoming > 1) return false;
+    }
+    return true;
+}
+
+}  // namespace
 
 Operation::Operation(std::shared_ptr<const Schedule> schedule, const void* input, void* output, const Header& header,
                      const Group& group, int rank, Tag first_tag, int window, Transport& transport, ScratchPool& pool,
@@ -25,6 +44,7 @@ Operation::Operation(std::shared_ptr<const Schedule> schedule, const void* input
       transport_(transport),
       pool_(pool),
       means_(std::move(means)),
+      fast_(is_light() && has_fast_path(*schedule_, group.members, transport)),
       agreed_(group.members.size()) {
     runs_.reserve(std::min(window_, schedule_->chunks.size()));
     flights_.reserve(runs_.capacity());
@@ -86,22 +106,70 @@ bool Operation::poll(int room) {
     return moved || ended;
 }
 
+Operation::Run& Operation::begin_chunk() {
+    runs_.emplace_back();
+    Run& run = runs_.back();
+    run.chunk = next_chunk_;
+    run.round = schedule_->chunks[next_chunk_].begin;
+    if (!flights_.empty()) {
+        run.flights = std::move(flights_.back());
+        run.flights.clear();
+        flights_.pop_back();
+    }
+    ++next_chunk_;
+    return run;
+}
+
+void Operation::run_fast(int looks) {
+    Run& run = begin_chunk();
+    for (const uint32_t end = schedule_->chunks[0].end; run.round < end; ++run.round) {
+        const Span round = schedule_->rounds[run.round];
+        const Step* incoming = nullptr;
+        for (uint32_t i = round.begin; i < round.end; ++i) {
+            const Step& step = schedule_->steps[i];
+            if (step.kind == StepKind::send) post_send(run, step);  // or a copy, if its pipe is full
+            if (step.is_incoming()) incoming = &step;
+        }
+        if (incoming && !take_now(run, *incoming, looks)) {
+            run.flights.emplace_back();
+            run.flights.back().step = incoming;
+            post_receive(run, run.flights.back());
+        }
+        if (!run.flights.empty()) return;
+        finish_round(run);
+    }
+    flights_.push_back(std::move(run.flights));
+    runs_.clear();
+}
+
+// Takes a message that comes with a header from where the transport has it. False if it is not here, or not as
+// expected: it is then received as any other, which finds the same and says so.
+bool Operation::take_now(const Run& run, const Step& step, int looks) {
+    const int peer = world(step.peer);
+    const std::byte* message = nullptr;
+    size_t bytes = 0;
+    while (!message && looks-- > 0) message = transport_.peek(peer, header_tag(), &bytes);
+    if (!message || bytes != sizeof packed_ + step.bytes) return false;
+    if (std::memcmp(message, &packed_, sizeof packed_) != 0) return false;
+    const std::byte* const payload = message + sizeof packed_;
+    if (step.kind == StepKind::reduce) {
+        const DefaultFloats floats;  // this is the user's thread
+        reduce(run, step, payload);
+    } else if (step.bytes > 0) {
+        std::memcpy(write(run, step.to), payload, step.bytes);
+    }
+    transport_.drop(peer);
+    return true;
+}
+
 bool Operation::start_chunks(size_t most) {
     bool started = false;
     const auto& chunks = schedule_->chunks;
     // A slot's tag is free again only when the chunk that had it before is complete, or messages would be confused.
     while (next_chunk_ < chunks.size() && runs_.size() < most &&
            (runs_.empty() || next_chunk_ - runs_.front().chunk < kChunkSlots)) {
-        runs_.emplace_back();
-        Run& run = runs_.back();
-        run.chunk = next_chunk_;
-        run.round = chunks[next_chunk_].begin;
-        if (!flights_.empty()) {
-            run.flights = std::move(flights_.back());
-            flights_.pop_back();
-        }
+        Run& run = begin_chunk();
         if (schedule_->staging_bytes > 0) run.staging = means_.device->take(schedule_->staging_bytes);
-        ++next_chunk_;
         post_round(run);
         started = true;
     }
@@ -224,7 +292,7 @@ bool Operation::advance_group(Run& run, Flight& flight) {
         if (!comm->ready()) return false;
         const Task& task = schedule_->task;
         flight.ticket = comm->start({step.kind == StepKind::allgather, read(run, step.from), write(run, step.to),
-                                     step.bytes / size_of(task.type), task.type, task.op});
+                                     elements_in(step.bytes, task.type), task.type, task.op});
         flight.state = Flight::moving;
         if (++next_group_ == group_order_.size()) means_.groups->leave(this);
         return true;
@@ -305,16 +373,17 @@ bool Operation::take_header(Run& run, Flight& flight, size_t received) {
     return true;
 }
 
+void Operation::reduce(const Run& run, const Step& step, const std::byte* message) const {
+    const Task& task = schedule_->task;
+    const std::byte* const mine = read(run, step.from);
+    combine(write(run, step.to), step.incoming_first ? message : mine, step.incoming_first ? mine : message,
+            elements_in(step.bytes, task.type), task.type, task.op);
+}
+
 void Operation::finish_round(const Run& run) {
     const DefaultFloats floats;  // this may be the user's thread
-    const Task& task = schedule_->task;
-    const size_t element = size_of(task.type);
     for (const Flight& flight : run.flights) {
-        if (!flight.step || flight.step->kind != StepKind::reduce || !flight.data) continue;
-        const Step& step = *flight.step;
-        const std::byte* mine = read(run, step.from);
-        combine(write(run, step.to), step.incoming_first ? flight.data : mine, step.incoming_first ? mine : flight.data,
-                step.bytes / element, task.type, task.op);
+        if (flight.step && flight.step->kind == StepKind::reduce && flight.data) reduce(run, *flight.step, flight.data);
     }
     const Span round = schedule_->rounds[run.round];
     for (uint32_t i = round.begin; i < round.end; ++i) {
@@ -322,7 +391,8 @@ void Operation::finish_round(const Run& run) {
         if (step.kind == StepKind::copy && read(run, step.from) != write(run, step.to)) {
             std::memcpy(write(run, step.to), read(run, step.from), step.bytes);
         } else if (step.kind == StepKind::divide) {
-            divide(write(run, step.to), step.bytes / element, task.type, schedule_->size);
+            const DataType type = schedule_->task.type;
+            divide(write(run, step.to), elements_in(step.bytes, type), type, schedule_->size);
         }
     }
 }

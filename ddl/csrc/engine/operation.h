@@ -53,6 +53,13 @@ class Operation {
     // Takes on another call with the same schedule. Only if it has finished() and is_light().
     void repeat(const void* input, void* output, const Header& header, Tag first_tag) noexcept;
 
+    // The fast path of small calls inside a host: executes the operation while each message is here after at most
+    // `looks` looks, and reads it where the transport has it, without memory or a ticket. What is left is poll()'s.
+    // Only after repeat(), and if it is_fast(): light, with one chunk, in whose rounds there is at most one message
+    // each way, with a header, between ranks whose messages the transport shows.
+    bool is_fast() const { return fast_; }
+    void run_fast(int looks);
+
     // Begins an operation that was held back, if the device has done its part. True if it began.
     bool begin_after_device();
     // Does what can be done without waiting; nothing while it is held back. True if a message completed or a chunk went
@@ -105,7 +112,9 @@ class Operation {
     int world(int rank) const { return group_.members[static_cast<size_t>(rank)]; }
     bool fail(Code code, std::string message);
 
+    Run& begin_chunk();
     bool start_chunks(size_t most);
+    bool take_now(const Run& run, const Step& step, int looks);
     void post_round(Run& run);
     void post_send(Run& run, const Step& step);
     void post_receive(Run& run, Flight& flight);
@@ -116,6 +125,7 @@ class Operation {
     bool advance_group(Run& run, Flight& flight);
     bool advance_transfer(Run& run, Flight& flight);
     bool take_header(Run& run, Flight& flight, size_t received);
+    void reduce(const Run& run, const Step& step, const std::byte* message) const;
     void finish_round(const Run& run);
 
     const std::shared_ptr<const Schedule> schedule_;
@@ -130,6 +140,7 @@ class Operation {
     Transport& transport_;
     ScratchPool& pool_;
     Means means_;  // without what has passed
+    const bool fast_;
     Scratch work_;
     std::vector<bool> agreed_;  // by rank: its header was seen and is ours
     uint32_t next_chunk_ = 0;

@@ -96,6 +96,10 @@ class PipeReader : public PipeMemory {
     };
     // The next message; false if there is none yet.
     bool peek(Message* message) const;
+    // The payload of that message, which rides; null if the ring's end cuts it.
+    const std::byte* payload_in_one_piece() const {
+        return envelope().bytes <= straight() ? ring_ + at_ * kPipeLine + sizeof(Envelope) : nullptr;
+    }
     // Calls take(offset, data, bytes) with the payload of that message, which rides: with one piece of it, or with two,
     // the first a multiple of 16 bytes long.
     template <typename Take>

@@ -66,6 +66,13 @@ class Transport {
         return false;
     }
 
+    // Whether messages from `peer` can be read where they are. If so, peek() is the message that a receive with this
+    // tag would get, if it is here in one piece; otherwise null. It stays there until drop() takes it, which must be
+    // the next call of this transport.
+    virtual bool shows(int /*peer*/) const { return false; }
+    virtual const std::byte* peek(int /*peer*/, Tag /*tag*/, size_t* /*bytes*/) { return nullptr; }
+    virtual void drop(int /*peer*/) {}
+
     // Moves messages along; called before each round of test().
     virtual void poll() {}
 

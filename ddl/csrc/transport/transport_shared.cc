@@ -100,6 +100,15 @@ bool SharedTransport::send_now(int peer, Tag tag, const void* head, size_t head_
            its->out.write(tag, {head, head_bytes, rest, rest_bytes});
 }
 
+const std::byte* SharedTransport::peek(int peer, Tag tag, size_t* bytes) {
+    const Neighbour& its = *neighbour(peer);
+    PipeReader::Message message;
+    if (!its.in.peek(&message) || message.tag != tag || !message.rides) return nullptr;
+    if (!its.awaited.empty() || its.early.count(tag) > 0) return nullptr;  // others are before it
+    *bytes = message.bytes;
+    return its.in.payload_in_one_piece();
+}
+
 Ticket SharedTransport::irecv(int peer, Tag tag, void* data, size_t capacity) {
     Neighbour* const its = neighbour(peer);
     if (!its) return pass(others_->irecv(peer, tag, data, capacity));
@@ -229,7 +238,7 @@ void SharedTransport::put(const Message& receive, size_t offset, const std::byte
     const std::byte* const mine = with.mine + offset;
     const DefaultFloats floats;  // this may be the user's thread
     combine(with.out + offset, with.incoming_first ? data : mine, with.incoming_first ? mine : data,
-            bytes / size_of(with.type), with.type, with.op);
+            elements_in(bytes, with.type), with.type, with.op);
 }
 
 Progress SharedTransport::test(Ticket ticket, size_t* received) {

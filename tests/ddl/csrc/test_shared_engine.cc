@@ -1,6 +1,9 @@
 // Engines whose ranks share memory with those of their host: what test_engine.cc, test_messages.cc, test_faults.cc and
 // test_memory.cc check over the in-process network, where it may differ.
-#include <numeric>
+#include <algorithm>
+#include <chrono>
+#include <random>
+#include <thread>
 
 #include "allocation.h"
 #include "calls_suffer.h"
@@ -12,7 +15,8 @@ using namespace ddl;
 namespace {
 
 // Hosts of ranks: one, two that are even, and several that are not.
-const std::vector<std::vector<int>> kPlacements = {{0, 0}, {0, 0, 0}, {0, 0, 1, 1}, {0, 1, 0, 2, 1, 0, 0, 3}};
+const std::vector<std::vector<int>> kPlacements = {
+    {0, 0}, {0, 0, 0}, {0, 0, 0, 0}, {0, 0, 1, 1}, {0, 1, 0, 2, 1, 0, 0, 3}};
 constexpr size_t kSmallPipe = 1024;  // which few messages fit into
 
 Call allreduce(std::vector<int32_t>& data) {
@@ -79,6 +83,91 @@ TEST_WITH_SPINS("over shared memory: allreduces of all lengths, one by one and s
     }
 }
 
+// Most calls are like the one before: these take the fast path.
+TEST_WITH_SPINS(
+    "over shared memory: small calls again and again, with late ranks and other calls and messages between") {
+    constexpr int kCalls = 300;
+    for (const auto& host_of : kPlacements) {
+        for (const size_t pipe_bytes : {size_t{0}, kSmallPipe}) {
+            const int size = static_cast<int>(host_of.size());
+            Plan plan = flat_plan(size);
+            if (size % 4 == 0) {
+                plan.small_bytes = 1 << 20;
+                plan.halved_above = {0, 0};
+            }
+            World world(host_of, plan, test_options(spins), pipe_bytes);
+            world.run([&](int rank, Engine& engine) {
+                std::mt19937 common(static_cast<unsigned>(check::seed()));  // gives every rank the same
+                std::mt19937 own(static_cast<unsigned>(check::seed()) + static_cast<unsigned>(rank));
+                Task task;
+                const auto among = [](std::mt19937& from, unsigned choices) {
+                    return static_cast<int>(from() % choices);
+                };
+                for (int call = 0; call < kCalls; ++call) {
+                    if (call == 0 || among(common, 6) == 0) {
+                        const Collective kinds[] = {Collective::allreduce,      Collective::allreduce,
+                                                    Collective::allreduce,      Collective::broadcast,
+                                                    Collective::reduce_scatter, Collective::allgather,
+                                                    Collective::alltoall,       Collective::barrier};
+                        const size_t counts[] = {0, 1, 3, 30, 300, 1000};
+                        task = {kinds[among(common, 8)], DDL_INT32, among(common, 2) == 0 ? DDL_SUM : DDL_MAX,
+                                counts[among(common, 6)], among(common, static_cast<unsigned>(size))};
+                        if (task.collective == Collective::barrier) task.count = 0;
+                    }
+                    const bool in_place = among(common, 2) == 0;
+                    const int beside = among(common, 10);  // 0: an allreduce, 1: a message from rank 0 to rank 1
+                    if (among(own, 10) == 0) std::this_thread::sleep_for(std::chrono::microseconds(among(own, 100)));
+
+                    const size_t count = task.count, ranks = static_cast<size_t>(size), me = static_cast<size_t>(rank);
+                    const Extent extent = extent_of(task, size);
+                    auto input = numbers(extent.input / 4, rank, call);
+                    std::vector<int32_t> output(extent.output / 4, -1), expected(extent.output / 4);
+                    for (size_t i = 0; i < expected.size(); ++i) {
+                        const auto of = [&](size_t its, size_t at) {
+                            return static_cast<int32_t>(at % 1000) * static_cast<int32_t>(its + 1) + call;
+                        };
+                        const auto reduced = [&](size_t at) {
+                            int32_t result = of(0, at);
+                            for (size_t its = 1; its < ranks; ++its) {
+                                result = task.op == DDL_SUM ? result + of(its, at) : std::max(result, of(its, at));
+                            }
+                            return result;
+                        };
+                        switch (task.collective) {
+                            case Collective::allreduce: expected[i] = reduced(i); break;
+                            case Collective::reduce_scatter: expected[i] = reduced(me * count + i); break;
+                            case Collective::broadcast: expected[i] = of(static_cast<size_t>(task.root), i); break;
+                            case Collective::allgather: expected[i] = of(i / count, i % count); break;
+                            case Collective::alltoall: expected[i] = of(i / count, me * count + i % count); break;
+                            case Collective::barrier: break;
+                        }
+                    }
+                    if (task.collective == Collective::broadcast) output = input;
+                    RequestPtr other;
+                    auto others = numbers(50, rank, call);
+                    Mail mail;
+                    mail.tag = call;
+                    mail.type = DDL_INT32;
+                    mail.count = others.size();
+                    mail.incoming = rank == 1;
+                    mail.from = mail.to = others.data();
+                    if (beside == 0) CHECK(engine.submit(kWorld, allreduce(others), &other).ok());
+                    if (beside == 1 && rank < 2) CHECK(engine.post(kWorld, 1 - rank, mail, &other).ok());
+                    auto& target = in_place && task.collective == Collective::allreduce ? input : output;
+                    CHECK_EQ(engine.run(kWorld, {task, input.data(), target.data()}).message, std::string());
+                    if (task.collective != Collective::barrier) CHECK(target == expected);
+                    if (other) CHECK_EQ(engine.wait(other).message, std::string());
+                    if (beside == 0) CHECK(others == sum(50, size, call));
+                    if (beside == 1 && rank < 2) CHECK(others == numbers(50, 0, call));
+                }
+                CHECK(engine.tally().calls() >= kCalls);
+            });
+            for (auto& engine : world.engines) engine->shutdown();
+            CHECK_EQ(world.network.pending(), size_t{0});
+        }
+    }
+}
+
 TEST("over shared memory: messages between two ranks, more than a pipe has room for, in any order of tags") {
     for (const size_t pipe_bytes : {size_t{0}, kSmallPipe}) {
         World world({0, 0}, flat_plan(2), test_options(), pipe_bytes);
@@ -130,22 +219,43 @@ TEST_WITH_SPINS("over shared memory: a mismatch names both calls, and writes not
 
 TEST_WITH_SPINS(
     "over shared memory: a mismatch writes nothing after calls that matched, whose operation is used again") {
-    constexpr size_t kCount = 100'000;
-    World world({0, 0}, flat_plan(2), impatient(10, spins));
-    const auto found = results(world, [&](int rank, Engine& engine) {
-        for (int call = 0; call < 3; ++call) {
-            auto data = numbers(kCount, rank, call);
-            CHECK(engine.run(kWorld, allreduce(data)).ok());
-            CHECK(data == sum(kCount, 2, call));
+    for (const size_t count : {10, 100'000}) {
+        World world({0, 0}, flat_plan(2), impatient(10, spins));
+        const auto found = results(world, [&](int rank, Engine& engine) {
+            for (int call = 0; call < 3; ++call) {
+                auto data = numbers(count, rank, call);
+                CHECK(engine.run(kWorld, allreduce(data)).ok());
+                CHECK(data == sum(count, 2, call));
+            }
+            std::vector<int32_t> data(count, 1);
+            Call call = allreduce(data);
+            if (rank == 1) call.task.op = DDL_MAX;  // rank 0 takes the operation of before
+            if (rank == 0) std::this_thread::sleep_for(std::chrono::milliseconds(20));  // and finds a message
+            const Status status = engine.run(kWorld, call);
+            CHECK(data == std::vector<int32_t>(count, 1));
+            return status;
+        });
+        for (const Status& status : found) {
+            CHECK_EQ(status.code, DDL_ERROR_MISMATCH);
+            CHECK_CONTAINS(status.message, "rank 1 called allreduce #3");
         }
-        std::vector<int32_t> data(kCount, 1);
-        Call call = allreduce(data);
-        if (rank == 1) call.task.op = DDL_MAX;  // rank 0 takes the operation of before
-        const Status status = engine.run(kWorld, call);
-        CHECK(data == std::vector<int32_t>(kCount, 1));
+    }
+}
+
+TEST_WITH_SPINS("over shared memory: what breaks a communicator between two calls is the error of the second") {
+    World world({0, 0}, flat_plan(2), impatient(10, spins));
+    const auto call = [](int rank, Engine& engine) {
+        auto data = numbers(10, rank, 0);
+        const Status status = engine.run(kWorld, allreduce(data));
+        CHECK(data == (status.ok() ? sum(10, 2, 0) : numbers(10, rank, 0)));
         return status;
-    });
-    for (const Status& status : found) CHECK_EQ(status.code, DDL_ERROR_MISMATCH);
+    };
+    for (const Status& status : results(world, call)) CHECK(status.ok());
+    world.engines[0]->fail(kWorld, {DDL_ERROR_INTERNAL, "it broke"});
+    for (const Status& status : results(world, call)) {
+        CHECK_EQ(status.code, DDL_ERROR_INTERNAL);
+        CHECK_CONTAINS(status.message, "it broke");
+    }
 }
 
 TEST_WITH_SPINS("over shared memory: a rank that dies in the middle ends the others, with its name") {
