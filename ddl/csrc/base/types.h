@@ -27,7 +27,7 @@ bool is_float(DataType type);
 
 // Bytes of an element: a power of two.
 size_t size_of(DataType type);
-// bytes / size_of(type), without the processor's division, which takes longer than the sum of a few numbers.
+// bytes / size_of(type), by a shift: a division takes longer than the sum of a few numbers.
 uint64_t elements_in(uint64_t bytes, DataType type);
 
 // "float32", "average".

@@ -14,10 +14,14 @@ namespace {
 constexpr double kWatchSeconds = 0.01;  // how often deaths and stalls are looked for
 constexpr unsigned kIdlePolls = 8;      // polls without progress before the clock is looked at
 constexpr int kHeldPolls = 16;          // polls of a blocking call before it lets others have the lock
-constexpr int kFastLooks = 300;         // for a message of a small call, before it waits as others do: 1 to 2 us
+constexpr int kFastLooks = 300;         // for each message of a call on the fast path, in 1 to 2 us
+constexpr unsigned kFastCalls = 128;    // of so many calls one takes the ordinary path, which polls all that there is
 constexpr int kSequenceSlots = 16;      // collectives of a communicator that tags tell apart
 static_assert(kMostCommunicators * kSequenceSlots * kOperationTags <=
               1u << (kTagBits - 1));  // the upper half is the mailbox's
+
+// Calls on the fast path are too small to be timed: a halved allreduce sends its half in one message.
+static_assert(2 * kInlineBytes < kTimedBytes);
 
 Tag first_tag(CommId comm, uint64_t sequence) {
     return (comm * kSequenceSlots + static_cast<Tag>(sequence % kSequenceSlots)) * kOperationTags;
@@ -27,7 +31,7 @@ const void* input_of(const Call& call) {
     return call.task.collective == Collective::broadcast ? call.output : call.input;
 }
 
-// Whether the next call is like the communicator's last one, which had a fast path.
+// True if the call has the task of the last one, whose operation has a fast path.
 bool has_fast_path(const Communicator& comm, const Call& call) {
     return !comm.broken && comm.reusable && comm.reusable->is_fast() && comm.reusable->schedule().task == call.task &&
            !call.device && !call.after;
@@ -142,9 +146,12 @@ bool Loop::run_alone(CommId id, const Call& call, const RequestPtr& request) {
     }
     Active& active = spare_.front();
     Cause failure;
-    if (core_.options.spin_polls > 0 && has_fast_path(comm, call)) {
+    // Not if ranks share cores: the awaited one may need this core. Nor if something else is in flight, which would
+    // wait.
+    const bool may_spin = core_.options.spin_polls > 0 && core_.pending() == 0;
+    if (may_spin && has_fast_path(comm, call) && ++fast_calls_ % kFastCalls != 0) {
         active.header = enter(comm, call, *request);
-        failure = run_fast(comm, call, active.header);
+        failure = try_fast_path(comm, call, active.header);
         if (!failure && comm.reusable->finished()) {
             request->finish(nullptr);
             return true;
@@ -163,8 +170,8 @@ bool Loop::run_alone(CommId id, const Call& call, const RequestPtr& request) {
     return true;
 }
 
-// A call that has a fast path, as far as that leads it at once. An error if there was no memory.
-Cause Loop::run_fast(Communicator& comm, const Call& call, const Header& header) noexcept {
+// Runs a call on the fast path for as long as its messages come at once. Returns an error if memory ran out.
+Cause Loop::try_fast_path(Communicator& comm, const Call& call, const Header& header) noexcept {
     Operation& operation = *comm.reusable;
     operation.repeat(input_of(call), call.output, header, first_tag(comm.key.id, header.sequence));
     try {
@@ -269,7 +276,7 @@ Header Loop::enter(Communicator& comm, const Call& call, Request& request) noexc
     return header;
 }
 
-// The first of `taken`. If it has an operation, it came from the fast path, and has its header.
+// Takes the first of `taken`. If it has an operation, it comes from the fast path, and has its header.
 void Loop::accept(const CommPtr& owner, std::list<Active>& taken) noexcept {
     Active& active = taken.front();
     Communicator& comm = *owner;

@@ -45,7 +45,6 @@ class Loop {
 
     Status start(CommId comm, const Call& call, const RequestPtr& request);
     bool run_alone(CommId comm, const Call& call, const RequestPtr& request);
-    Cause run_fast(Communicator& comm, const Call& call, const Header& header) noexcept;
     void serve();
     void wake();
     bool is_busy() const { return inbox_full_ || core_.pending() > 0; }
@@ -56,6 +55,7 @@ class Loop {
     bool poll() noexcept;
     bool poll(Communicator& comm) noexcept;
     void drop_idle() noexcept;
+    Cause try_fast_path(Communicator& comm, const Call& call, const Header& header) noexcept;
     Header enter(Communicator& comm, const Call& call, Request& request) noexcept;
     void accept(const CommPtr& comm, std::list<Active>& taken) noexcept;
     void begin(Communicator& comm, Active& active);
@@ -78,7 +78,8 @@ class Loop {
     std::vector<CommPtr> running_;  // those that had a queue lately; make_room() keeps room for all
     std::list<Active> spare_;       // at most one, for the next call
     unsigned idle_polls_ = 0;       // that moved nothing
-    bool said_ = false;             // that memory is short: once is enough
+    unsigned fast_calls_ = 0;
+    bool said_ = false;  // that memory is short: once is enough
 
     std::mutex sleep_;  // as in_
     std::condition_variable wake_;

@@ -11,7 +11,7 @@
 namespace ddl {
 namespace {
 
-bool has_fast_path(const Schedule& schedule, const std::vector<int>& members, const Transport& transport) {
+bool fits_fast_path(const Schedule& schedule, const std::vector<int>& members, const Transport& transport) {
     if (schedule.chunks.size() != 1) return false;
     for (const Span round : schedule.rounds) {
         int outgoing = 0, incoming = 0;
@@ -19,7 +19,8 @@ bool has_fast_path(const Schedule& schedule, const std::vector<int>& members, co
             const Step& step = schedule.steps[i];
             if (!step.is_message()) continue;
             if (!step.first || step.bytes > kInlineBytes) return false;
-            if (!transport.shows(members[static_cast<size_t>(step.peer)])) return false;
+            const int peer = members[static_cast<size_t>(step.peer)];
+            if (!transport.shows(peer, sizeof(PackedHeader) + step.bytes)) return false;
             ++(step.is_incoming() ? incoming : outgoing);
         }
         if (outgoing > 1 || incoming > 1) return false;
@@ -44,7 +45,7 @@ Operation::Operation(std::shared_ptr<const Schedule> schedule, const void* input
       transport_(transport),
       pool_(pool),
       means_(std::move(means)),
-      fast_(is_light() && has_fast_path(*schedule_, group.members, transport)),
+      fast_(is_light() && fits_fast_path(*schedule_, group.members, transport)),
       agreed_(group.members.size()) {
     runs_.reserve(std::min(window_, schedule_->chunks.size()));
     flights_.reserve(runs_.capacity());
@@ -142,13 +143,15 @@ void Operation::run_fast(int looks) {
     runs_.clear();
 }
 
-// Takes a message that comes with a header from where the transport has it. False if it is not here, or not as
-// expected: it is then received as any other, which finds the same and says so.
+// Takes a message straight from the transport. False if it is not there, or if its header or length is wrong: the
+// ordinary receive then takes it, and reports what is wrong.
 bool Operation::take_now(const Run& run, const Step& step, int looks) {
     const int peer = world(step.peer);
     const std::byte* message = nullptr;
     size_t bytes = 0;
-    while (!message && looks-- > 0) message = transport_.peek(peer, header_tag(), &bytes);
+    while (!transport_.peek(peer, header_tag(), &message, &bytes)) {
+        if (--looks <= 0) return false;
+    }
     if (!message || bytes != sizeof packed_ + step.bytes) return false;
     if (std::memcmp(message, &packed_, sizeof packed_) != 0) return false;
     const std::byte* const payload = message + sizeof packed_;

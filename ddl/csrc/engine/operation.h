@@ -53,10 +53,10 @@ class Operation {
     // Takes on another call with the same schedule. Only if it has finished() and is_light().
     void repeat(const void* input, void* output, const Header& header, Tag first_tag) noexcept;
 
-    // The fast path of small calls inside a host: executes the operation while each message is here after at most
-    // `looks` looks, and reads it where the transport has it, without memory or a ticket. What is left is poll()'s.
-    // Only after repeat(), and if it is_fast(): light, with one chunk, in whose rounds there is at most one message
-    // each way, with a header, between ranks whose messages the transport shows.
+    // The fast path, for small calls inside a host. run_fast() executes the operation for as long as each message comes
+    // within `looks` looks, and reads it where the transport has it, without memory or a ticket. What is left is
+    // poll()'s. Only after repeat(), and if it is_fast(): light, with one chunk, in whose rounds there is at most one
+    // message each way, which has a header, and which the transport shows.
     bool is_fast() const { return fast_; }
     void run_fast(int looks);
 

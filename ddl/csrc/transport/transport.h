@@ -66,11 +66,15 @@ class Transport {
         return false;
     }
 
-    // Whether messages from `peer` can be read where they are. If so, peek() is the message that a receive with this
-    // tag would get, if it is here in one piece; otherwise null. It stays there until drop() takes it, which must be
-    // the next call of this transport.
-    virtual bool shows(int /*peer*/) const { return false; }
-    virtual const std::byte* peek(int /*peer*/, Tag /*tag*/, size_t* /*bytes*/) { return nullptr; }
+    // Whether a message of so many bytes from `peer` can be read where the transport has it: by peek() and drop().
+    virtual bool shows(int /*peer*/, size_t /*bytes*/) const { return false; }
+    // Looks for the message that a receive from `peer` with this tag would get. False if nothing has come that may be
+    // it. Otherwise `data` is where it begins and `bytes` its length; or `data` is null, and it has to be received.
+    virtual bool peek(int /*peer*/, Tag /*tag*/, const std::byte** data, size_t* /*bytes*/) {
+        *data = nullptr;
+        return true;
+    }
+    // Takes the message that peek() has just shown; no other call may come between.
     virtual void drop(int /*peer*/) {}
 
     // Moves messages along; called before each round of test().

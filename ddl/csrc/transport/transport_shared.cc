@@ -100,13 +100,15 @@ bool SharedTransport::send_now(int peer, Tag tag, const void* head, size_t head_
            its->out.write(tag, {head, head_bytes, rest, rest_bytes});
 }
 
-const std::byte* SharedTransport::peek(int peer, Tag tag, size_t* bytes) {
+bool SharedTransport::peek(int peer, Tag tag, const std::byte** data, size_t* bytes) {
+    *data = nullptr;
     const Neighbour& its = *neighbour(peer);
+    if (!its.awaited.empty() || its.early.count(tag) > 0) return true;  // others are before it
     PipeReader::Message message;
-    if (!its.in.peek(&message) || message.tag != tag || !message.rides) return nullptr;
-    if (!its.awaited.empty() || its.early.count(tag) > 0) return nullptr;  // others are before it
+    if (!its.in.peek(&message)) return false;
+    if (message.tag == tag && message.rides) *data = its.in.payload_in_one_piece();
     *bytes = message.bytes;
-    return its.in.payload_in_one_piece();
+    return true;
 }
 
 Ticket SharedTransport::irecv(int peer, Tag tag, void* data, size_t capacity) {

@@ -41,8 +41,10 @@ class SharedTransport final : public Transport {
     Ticket irecv(int peer, Tag tag, void* data, size_t capacity) override;
     Ticket irecv_reduce(int peer, Tag tag, const Reduction& reduction, size_t bytes) override;
     bool send_now(int peer, Tag tag, const void* head, size_t head_bytes, const void* rest, size_t rest_bytes) override;
-    bool shows(int peer) const override { return by_rank_[static_cast<size_t>(peer)] != nullptr; }
-    const std::byte* peek(int peer, Tag tag, size_t* bytes) override;
+    bool shows(int peer, size_t bytes) const override {
+        return by_rank_[static_cast<size_t>(peer)] != nullptr && rides(bytes);
+    }
+    bool peek(int peer, Tag tag, const std::byte** data, size_t* bytes) override;
     void drop(int peer) override { neighbour(peer)->in.drop(); }
     void poll() override;
     Progress test(Ticket ticket, size_t* received) override;

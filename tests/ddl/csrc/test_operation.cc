@@ -1,7 +1,9 @@
 // Operations and requests with messages that the transport cannot take back.
 #include <algorithm>
+#include <new>
 #include <thread>
 
+#include "allocation.h"
 #include "base/backoff.h"
 #include "check.h"
 #include "engine/engine.h"
@@ -43,7 +45,124 @@ struct HalfReceived {
     RequestPtr request;
 };
 
+// Two ranks of a host, each with an allreduce in place of ten numbers, one more on rank 1.
+struct FastPair {
+    std::unique_ptr<Operation> make(int rank, const Task& its_task) {
+        auto schedule = std::make_shared<const Schedule>(make_schedule(flat_plan(2), rank, its_task));
+        float* const its = data[rank].data();
+        return std::make_unique<Operation>(std::move(schedule), its, its, make_header(its_task, {}, 0, 0), group, rank,
+                                           0, 1, *transports[static_cast<size_t>(rank)], pool);
+    }
+    bool finish(Operation& one, Operation& other) {
+        for (int i = 0; i < 100; ++i) {
+            for (auto& transport : transports) transport->poll();
+            if (!one.finished()) one.poll();
+            if (!other.finished()) other.poll();
+        }
+        return one.finished() && other.finished();
+    }
+
+    const Task task{Collective::allreduce, DDL_FLOAT32, DDL_SUM, 10, 0};
+    const Group group{{0, 1}, {"rank 0", "rank 1"}};
+    LocalNetwork network{2};
+    Transports transports = shared_transports(network, 1024);
+    ScratchPool pool;
+    std::vector<float> data[2] = {std::vector<float>(10, 1), std::vector<float>(10, 2)};
+};
+
 }  // namespace
+
+TEST("the fast path is for messages that a host's pipes carry, with a header, one each way in a round") {
+    const auto is_fast = [](const std::vector<int>& host_of, int rank, const Task& task, size_t pipe_bytes = 0) {
+        const int size = static_cast<int>(host_of.size());
+        LocalNetwork network(size);
+        const Transports transports = shared_transports(network, host_of, pipe_bytes);
+        Group group;
+        for (int member = 0; member < size; ++member) {
+            group.members.push_back(member);
+            group.names.push_back("a rank");
+        }
+        ScratchPool pool;
+        std::vector<std::byte> data(1 << 20);
+        auto schedule = std::make_shared<const Schedule>(make_schedule(flat_plan(size), rank, task));
+        const Operation operation(std::move(schedule), data.data(), data.data(), make_header(task, {}, 0, 0), group,
+                                  rank, 0, 1, *transports[static_cast<size_t>(rank)], pool);
+        return operation.is_fast();
+    };
+    const auto sum_of = [](size_t count) { return Task{Collective::allreduce, DDL_FLOAT32, DDL_SUM, count, 0}; };
+    CHECK(is_fast({0, 0}, 0, sum_of(10)));
+    CHECK(is_fast({0, 0, 0}, 1, sum_of(4096)));
+    CHECK(!is_fast({0, 0}, 0, sum_of(4097)));
+    CHECK(!is_fast({0, 0}, 0, sum_of(100), 1024));  // longer than such a pipe carries
+    CHECK(!is_fast({0, 1}, 0, sum_of(10)));
+    CHECK(!is_fast({0, 0, 1, 1}, 0, sum_of(10)));
+    CHECK(is_fast({0, 0, 0, 0, 0}, 3, {Collective::barrier, DDL_UINT8, DDL_SUM, 0, 0}));
+    CHECK(is_fast({0, 0}, 1, {Collective::allgather, DDL_FLOAT32, DDL_SUM, 10, 0}));
+    CHECK(is_fast({0, 0}, 1, {Collective::alltoall, DDL_FLOAT32, DDL_SUM, 10, 0}));
+    CHECK(is_fast({0, 0, 0}, 2, {Collective::broadcast, DDL_FLOAT32, DDL_SUM, 10, 0}));
+}
+
+TEST("on the fast path a message that is there is reduced at once, and one that is not there later") {
+    FastPair pair;
+    const auto first = pair.make(0, pair.task), second = pair.make(1, pair.task);
+    first->run_fast(1);
+    CHECK(!first->finished());
+    second->run_fast(1);
+    CHECK(second->finished());
+    CHECK(pair.finish(*first, *second));
+    for (const auto& its : pair.data) CHECK(its == std::vector<float>(10, 3));
+}
+
+TEST("on the fast path a message that finds no room in its pipe is kept and sent later, if there is memory") {
+    for (const bool is_short : {false, true}) {
+        FastPair pair;
+        Transport &mine = *pair.transports[0], &its = *pair.transports[1];
+        const auto first = pair.make(0, pair.task), second = pair.make(1, pair.task);
+        second->run_fast(1);
+        const float filler[50] = {};
+        int fillers = 0;
+        while (mine.send_now(1, 1000, filler, sizeof filler, nullptr, 0)) ++fillers;
+        CHECK(!mine.send_now(1, 1000, filler, 64, nullptr, 0));
+        CHECK(fillers > 0);
+        if (is_short) fail_allocations(0, 1);
+        bool failed = false;
+        try {
+            first->run_fast(1);
+        } catch (const std::bad_alloc&) {
+            failed = true;
+        }
+        CHECK_EQ(stop_failing(), is_short);
+        CHECK_EQ(failed, is_short);
+        CHECK(!first->finished());
+        CHECK(pair.data[0] == std::vector<float>(10, is_short ? 1.0f : 3.0f));
+        std::vector<float> room(50);
+        for (; fillers > 0; --fillers) {
+            const Ticket ticket = its.irecv(0, 1000, room.data(), sizeof filler);
+            size_t received = 0;
+            CHECK(its.test(ticket, &received) == Progress::done);
+        }
+        if (is_short) {
+            first->cancel();
+            CHECK(first->settled());
+        } else {
+            CHECK(pair.finish(*first, *second));
+            for (const auto& data : pair.data) CHECK(data == std::vector<float>(10, 3));
+        }
+    }
+}
+
+TEST("on the fast path a message of another call is left to the ordinary one, which refuses it") {
+    FastPair pair;
+    Task other = pair.task;
+    other.op = DDL_MAX;
+    const auto first = pair.make(0, pair.task), second = pair.make(1, other);
+    first->run_fast(1);
+    second->run_fast(1);
+    CHECK(!pair.finish(*first, *second));
+    CHECK_EQ(first->status().code, DDL_ERROR_MISMATCH);
+    CHECK_EQ(second->status().code, DDL_ERROR_MISMATCH);
+    CHECK(pair.data[0] == std::vector<float>(10, 1) && pair.data[1] == std::vector<float>(10, 2));
+}
 
 TEST("an operation keeps its own memory for as long as the transport may read it") {
     LocalNetwork network(2, 0);  // no message is copied when it is sent
