@@ -40,7 +40,7 @@ def add(commands: Commands) -> argparse.ArgumentParser:
         "examples:\n"
         "  lms tune --param lr=loguniform:1e-5:1e-1 --metric val_loss train.py big.toml\n"
         "  lms tune --param lr=loguniform:1e-5:1e-1 --metric-regex 'loss is (\\S+)' train.py model.lr={lr}\n"
-        "  lms tune --trials 50 --at-once 2 --memory 80GB --storage postgresql://user@host/base objective.py\n"
+        "  lms tune --trials 50 --at-once 2 --memory 80GB --storage postgresql+psycopg://user@host/base objective.py\n"
         "  optuna-dashboard sqlite:///train.db        the search as a page, while it runs and afterwards\n"
         "\n"
         "exit status: 0 some trial has a value, 1 none has or the first one failed, 2 wrong usage, 3 the trials are\n"
