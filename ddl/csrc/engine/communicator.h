@@ -77,8 +77,8 @@ struct Communicator {
     std::map<int, Departure> departed;  // ranks that have left it
     std::array<Header, 64> history;     // of the last calls, by sequence
     ScheduleCache schedules;
-    // The last that finished, if it is light: training makes the same calls again and again, and the next one need not
-    // make its own, and may take the fast path.
+    // The last that finished, if it is light. Training makes the same calls again and again: the next one takes it
+    // over, and may take the fast path.
     std::unique_ptr<Operation> reusable;
 
     int size() const { return static_cast<int>(group.members.size()); }

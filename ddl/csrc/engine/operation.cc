@@ -128,7 +128,7 @@ void Operation::run_fast(int looks) {
         const Step* incoming = nullptr;
         for (uint32_t i = round.begin; i < round.end; ++i) {
             const Step& step = schedule_->steps[i];
-            if (step.kind == StepKind::send) post_send(run, step);  // or a copy, if its pipe is full
+            if (step.kind == StepKind::send) post_send(run, step);  // keeps a copy if the pipe is full
             if (step.is_incoming()) incoming = &step;
         }
         if (incoming && !take_now(run, *incoming, looks)) {

@@ -54,9 +54,9 @@ class Operation {
     void repeat(const void* input, void* output, const Header& header, Tag first_tag) noexcept;
 
     // The fast path, for small calls inside a host. run_fast() executes the operation for as long as each message comes
-    // within `looks` looks, and reads it where the transport has it, without memory or a ticket. What is left is
-    // poll()'s. Only after repeat(), and if it is_fast(): light, with one chunk, in whose rounds there is at most one
-    // message each way, which has a header, and which the transport shows.
+    // within `looks` looks, and reads it in place, without memory or a ticket. poll() does the rest. Call it only after
+    // repeat(), and if it is_fast(): light, with one chunk, in whose rounds there is at most one message each way,
+    // which has a header, and which the transport shows.
     bool is_fast() const { return fast_; }
     void run_fast(int looks);
 

@@ -66,10 +66,11 @@ class Transport {
         return false;
     }
 
-    // Whether a message of so many bytes from `peer` can be read where the transport has it: by peek() and drop().
+    // Whether a message of so many bytes from `peer` can be read in place, by peek() and drop().
     virtual bool shows(int /*peer*/, size_t /*bytes*/) const { return false; }
     // Looks for the message that a receive from `peer` with this tag would get. False if nothing has come that may be
-    // it. Otherwise `data` is where it begins and `bytes` its length; or `data` is null, and it has to be received.
+    // it. Otherwise `data` points to its first byte and `bytes` is its length; or `data` is null, and it has to be
+    // received.
     virtual bool peek(int /*peer*/, Tag /*tag*/, const std::byte** data, size_t* /*bytes*/) {
         *data = nullptr;
         return true;
