@@ -4,6 +4,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,16 @@ sys.stdin.read()
 
 root = [pytest.mark.root, pytest.mark.alone, pytest.mark.usefixtures("needs_testbed", "untouched")]
 SLOW = pytest.mark.slow  # all workers wait for these
+
+
+def _inside(network: Path) -> list[str]:
+    """The processes of a network namespace."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended
+            if (entry / "ns/net").readlink() == network:
+                found.append(entry.name)
+    return found
 
 
 class TestWithRoot:
@@ -101,14 +112,13 @@ class TestWithRoot:
             for process in (entered, other):
                 assert process.stdout is not None
                 process.stdout.readline()
-            before = len(mark.processes())
-            there = len(bed.processes("h1"))
-            assert there >= 2
+            network = Path(f"/proc/{bed.processes('h1')[0].pid}/ns/net").readlink()
+            assert len(_inside(network)) >= 3
             bed.kill("h1")
             assert entered.wait() == -signal.SIGKILL
             entered.communicate()
             assert bed.processes("h1") == []
-            assert len(mark.processes()) <= before - there - 1  # and its keeper
+            assert _inside(network) == []  # its keeper has ended, too
             assert other.poll() is None
             assert bed.state() == {"h1": "killed"}
             with pytest.raises(TestbedError, match="was killed"):
