@@ -43,6 +43,10 @@ ALL = (
         sizes="1KiB..64KiB", seconds=1.0, targets=_SMALL,
     ),
     Allreduce(
+        "fast", "2 hosts x 1 rank, links so fast that the processors decide", racks=(2,), ranks=1, link="20gbit",
+        sizes="64KiB..16MiB", rounds=3, targets=tuple(Target("small", size) for size in (64 << 10, 1 << 20, 16 << 20)),
+    ),
+    Allreduce(
         "switch", "4 hosts x 2 ranks on one switch", racks=(4,), ranks=2, rounds=3,
         targets=(
             *_SMALL, Target("bound", 1.02), Target("ratio", 1.08, "gloo"), Target("ratio", 1.8, "Open MPI, default"),

@@ -10,7 +10,7 @@ from runs import Run, Verdict, at_least, at_most
 from scenarios import LARGE, Allreduce, Target
 
 from ddl.bench.contest import LeftOut, Turns
-from ddl.bench.contestants import DDL, FLAT, OVER_TCP
+from ddl.bench.contestants import DDL
 from ddl.bench.figures import ratios, spread
 from ddl.planning.units import format_size
 
@@ -59,7 +59,7 @@ def _judge(run: Run[Allreduce], by_order: Mapping[tuple[int, ...], list[Turns]],
     ours = next(one for one in here if one.name == DDL)
     if target.figure == "bound":
         return at_most(f"{format_size(size)}: time over the bound", ours.median / run.bound(size), target.value)
-    peers = [one for one in here if one.name.startswith(target.about) and one.name not in (DDL, FLAT, OVER_TCP)]
+    peers = [one for one in here if one.name.startswith(target.about) and not one.name.startswith(DDL)]
     best = min(peers, key=lambda one: one.median, default=None)
     if best is None:
         what = f"{format_size(size)}: {target.about or 'the best peer'}"

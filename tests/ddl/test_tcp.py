@@ -38,6 +38,45 @@ def test_a_rank_that_does_not_come_is_named(command: Run) -> None:
     assert "rank 0 has waited 2 s for rank 1" in done.stdout, done.stdout
 
 
+def test_ranks_meet_at_a_port_of_their_own(tcp_ranks: Run, command: Run) -> None:
+    with socket.socket() as taken, socket.socket() as free:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        free.bind(("127.0.0.1", 0))
+        own, others = free.getsockname()[1], taken.getsockname()[1]
+        free.close()
+        done = tcp_ranks(2, "init.py", MASTER_PORT=str(others), DDL_RENDEZVOUS=f"localhost:{own}")
+        assert done.returncode == 0, done.stdout
+    for place in ("127.0.0.1", "127.0.0.1:", "127.0.0.1:x", ":1:99999"):
+        program = [sys.executable, PROGRAMS / "init.py"]
+        done = command(program, timeout=40, RANK="0", WORLD_SIZE="2", DDL_RENDEZVOUS=place)
+        assert "ddl_init: the port of DDL_RENDEZVOUS is '" in done.stdout, done.stdout
+
+
+@pytest.mark.parametrize("secrets", [("xyzzy", "xyzzy"), ("xyzzy", "plugh"), ("xyzzy", "")])
+def test_ranks_with_other_secrets_stay_out(secrets: tuple[str, str]) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        place = f"127.0.0.1:{free.getsockname()[1]}"
+    shared = {**os.environ, "WORLD_SIZE": "2", "DDL_TIMEOUT": "3", "DDL_RENDEZVOUS": place, "DDL_TRANSPORT": "tcp"}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(PROGRAMS / "init.py")],
+            env=shared | {"RANK": str(rank), "DDL_SECRET": secret},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank, secret in enumerate(secrets)
+    ]
+    said = [one.communicate(timeout=60)[0] for one in processes]
+    if secrets[0] == secrets[1]:
+        assert [one.returncode for one in processes] == [0, 0], said
+        return
+    assert "rank 0 has waited 3 s for rank 1" in said[0]
+    assert "rank 1 has waited 3 s for rank 0" in said[1]
+
+
 def listens_at(pid: int) -> set[tuple[str, int]]:
     """The IPv4 addresses and TCP ports at which a process listens."""
     inodes = {os.readlink(path)[8:-1] for path in Path(f"/proc/{pid}/fd").iterdir() if "socket:" in os.readlink(path)}

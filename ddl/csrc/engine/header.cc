@@ -71,6 +71,7 @@ uint64_t layout_of(const Plan& plan, const Tuning& tuning) {
     for (const char mode : plan.modes) hash.add(static_cast<uint64_t>(mode));
     for (const int rank : plan.ranks) hash.add(static_cast<uint64_t>(rank));
     hash.add(static_cast<uint64_t>(plan.chunks));
+    hash.add(plan.message_bytes);
     hash.add(plan.small_bytes);
     for (const uint64_t bytes : plan.halved_above) hash.add(bytes);
     hash.add(static_cast<uint64_t>(tuning.algorithm));

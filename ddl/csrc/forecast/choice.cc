@@ -14,6 +14,12 @@
 namespace ddl {
 namespace {
 
+constexpr double kMessageSeconds = 500e-6;
+constexpr double kMostBetween = 256 << 10;
+// Longer ones do not go through a host's shared memory. With more ranks its pipes carry still shorter ones.
+constexpr double kMostInside = 128 << 10;
+constexpr int kMostBeforeSmallPipes = 11;
+
 // Bytes per second between ranks of a host if not measured. Never used: there is one rank a host then.
 constexpr double kUnknown = 1e10;
 
@@ -86,6 +92,19 @@ Network network_of(const Links& links, int local_size) {
     return network;
 }
 
+// A message costs some 10 us beside its bytes. One that keeps its link busy for kMessageSeconds hides that; a longer
+// one would only keep other tiers waiting for its chunk.
+uint64_t message_bytes(const Plan& plan, const Placement& placement, const Links& links) {
+    if (plan.modes.find_first_not_of('r') != std::string::npos) return 0;  // NCCL or MPI cuts messages itself
+    std::vector<int> ranks(static_cast<size_t>(placement.num_hosts));
+    for (const int host : placement.host_of) ++ranks[static_cast<size_t>(host)];
+    const int local = *std::max_element(ranks.begin(), ranks.end());
+    if (local > kMostBeforeSmallPipes) return 0;
+    const double most = local > 1 ? kMostInside : kMostBetween;
+    const double least = static_cast<double>(Tuning{}.message_bytes);
+    return static_cast<uint64_t>(std::clamp(links.tiers.link * kMessageSeconds, least, most));
+}
+
 std::string doubled(const Plan& plan) {
     if (plan.small_bytes == 0) return "";
     std::string text = "; up to " + std::to_string(plan.small_bytes) + " bytes by recursive doubling";
@@ -139,9 +158,11 @@ double least_seconds_per_byte(const Placement& placement, const Links& links) {
 }
 
 Plan laid_over(Plan plan, const Placement& placement, const Links& links) {
+    plan.message_bytes = message_bytes(plan, placement, links);
     if (plan.small_bytes == 0 && is_even_over_hosts(placement)) {
         const Network network = network_of(links, placement.local_size(0));
         Plan in_order = make_plan(plan.size(), plan.dimensions, "r");
+        in_order.message_bytes = plan.message_bytes;
         set_crossover(in_order, network);
         plan.small_bytes = in_order.small_bytes;
         plan.halved_above = std::move(in_order.halved_above);

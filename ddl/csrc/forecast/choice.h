@@ -28,8 +28,9 @@ Plan choose(const Options& options, const Placement& placement, const Links& lin
 // hosts have different numbers of ranks.
 double least_seconds_per_byte(const Placement& placement, const Links& links);
 
-// Puts ranks at the positions of `plan`, in the order of racks, hosts and numbers. If the plan has no small_bytes and
-// hosts are even, sets it and halved_above from the measured links. `reason` begins with what was measured.
+// Puts ranks at the positions of `plan`, in the order of racks, hosts and numbers. Sets message_bytes, and small_bytes
+// and halved_above if the plan has none and hosts are even, from the measured links. `reason` begins with what was
+// measured.
 Plan laid_over(Plan plan, const Placement& placement, const Links& links);
 
 }  // namespace ddl

@@ -204,6 +204,7 @@ Plan plan_of_part(const Plan& world, const std::vector<int>& members) {
     for (const int rank : plan.ranks) ranks.push_back(order[static_cast<size_t>(rank)]);
     plan = reordered(std::move(plan), std::move(ranks));
     if (plan.size() == world.size()) {  // it was not measured for fewer ranks
+        plan.message_bytes = world.message_bytes;
         plan.small_bytes = world.small_bytes;
         plan.halved_above = world.halved_above;
     }

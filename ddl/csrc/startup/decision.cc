@@ -110,7 +110,7 @@ std::vector<std::byte> pack(const Decision& decision) {
     Integers sizes;
     for (const auto& rack : links.tiers.racks) sizes.push_back(static_cast<int>(rack.size()));
     Writer writer;
-    writer.put(Integers{plan.chunks, static_cast<int>(plan.small_bytes)});
+    writer.put(Integers{plan.chunks, static_cast<int>(plan.message_bytes), static_cast<int>(plan.small_bytes)});
     writer.put(plan.halved_above);
     writer.put(plan.dimensions);
     writer.put(plan.ranks);
@@ -126,7 +126,7 @@ std::vector<std::byte> pack(const Decision& decision) {
 
 Decision unpack(const std::vector<std::byte>& data) {
     Reader reader(data);
-    const auto head = reader.take<Integers>(2);
+    const auto head = reader.take<Integers>(3);
     auto halved_above = reader.take<std::vector<uint64_t>>();
     const auto dimensions = reader.take<Integers>();
     auto ranks = reader.take<Integers>();
@@ -135,7 +135,8 @@ Decision unpack(const std::vector<std::byte>& data) {
     const auto size = static_cast<int>(ranks.size());
     Decision decision{make_plan(size, dimensions, modes, std::move(ranks), std::move(reason)), {}};
     decision.plan.chunks = head[0];
-    decision.plan.small_bytes = static_cast<uint64_t>(head[1]);
+    decision.plan.message_bytes = static_cast<uint64_t>(head[1]);
+    decision.plan.small_bytes = static_cast<uint64_t>(head[2]);
     decision.plan.halved_above = std::move(halved_above);
     Links& links = decision.links;
     const auto measured = reader.take<Doubles>(5);

@@ -6,6 +6,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
@@ -24,24 +25,44 @@ const char* variable(const char* name) {
     return text && *text ? text : nullptr;
 }
 
-int number_of(const char* name, long least, long most) {
-    const char* const text = variable(name);
+// `name`: of what has this text.
+int number_in(const std::string& text, const char* name, long least, long most) {
     char* end = nullptr;
-    const long value = std::strtol(text, &end, 10);
-    if (*end == '\0' && value >= least && value <= most) return static_cast<int>(value);
+    const long value = std::strtol(text.c_str(), &end, 10);
+    if (!text.empty() && *end == '\0' && value >= least && value <= most) return static_cast<int>(value);
     throw Error(DDL_ERROR_ARGUMENT, std::string("ddl_init: ") + name + " is '" + text +
                                         "', but must be a number from " + std::to_string(least) + " to " +
                                         std::to_string(most));
+}
+
+int number_of(const char* name, long least, long most) { return number_in(variable(name), name, least, most); }
+
+// Where rank 0's store is. `names`: the variables that say so, for messages; empty if none does.
+struct Place {
+    std::string address, port, names;
+};
+
+Place place_of_environment() {
+    if (const char* const text = variable("DDL_RENDEZVOUS")) {
+        const std::string both = text;
+        const size_t colon = std::min(both.rfind(':'), both.size());
+        std::string address = both.substr(0, colon);
+        if (address.size() > 2 && address.front() == '[') address = address.substr(1, address.size() - 2);
+        return {address, both.substr(std::min(colon + 1, both.size())), "DDL_RENDEZVOUS"};
+    }
+    const char* const address = variable("MASTER_ADDR");
+    const char* const port = variable("MASTER_PORT");
+    return address && port ? Place{address, port, "MASTER_ADDR:MASTER_PORT"} : Place{};
 }
 
 // Rank 0's store if the program gives none. Every connection gets the last value, and nothing is read from it. The
 // store stays until the process ends.
 class Board {
   public:
-    Board(const std::string& address, const std::string& port) {
+    explicit Board(const Place& place) {
         addrinfo hints{}, *found = nullptr;
         hints.ai_socktype = SOCK_STREAM;
-        if (getaddrinfo(address.c_str(), port.c_str(), &hints, &found) != 0) found = nullptr;
+        if (getaddrinfo(place.address.c_str(), place.port.c_str(), &hints, &found) != 0) found = nullptr;
         for (const addrinfo* one = found; one && !listener_; one = one->ai_next) {
             Socket made(socket(one->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
             const int on = 1;
@@ -55,7 +76,8 @@ class Board {
         if (!listener_) {
             throw Error(
                 DDL_ERROR_TRANSPORT,
-                "ddl_init: rank 0 cannot listen at MASTER_ADDR:MASTER_PORT, " + address + ":" + port + " (" + why +
+                "ddl_init: rank 0 cannot listen at " + place.names + ", " + place.address + ":" + place.port + " (" +
+                    why +
                     "): under torchrun the port is the store's of PyTorch, so start ddl through "
                     "torch.distributed or ddl_init_with; else choose an address of rank 0's host and a free port");
         }
@@ -84,10 +106,10 @@ class Board {
 };
 
 // The value on the board; "" if there is no board.
-std::string read_board(const std::string& address, const std::string& port) {
+std::string read_board(const Place& place) {
     addrinfo hints{}, *found = nullptr;
     hints.ai_socktype = SOCK_STREAM;
-    if (getaddrinfo(address.c_str(), port.c_str(), &hints, &found) != 0) return "";
+    if (getaddrinfo(place.address.c_str(), place.port.c_str(), &hints, &found) != 0) return "";
     std::string text;
     for (const addrinfo* one = found; one && text.empty(); one = one->ai_next) {
         const Socket made(socket(one->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
@@ -105,14 +127,13 @@ std::string read_board(const std::string& address, const std::string& port) {
 
 }  // namespace
 
-bool is_in_environment() {
-    return variable("RANK") && variable("WORLD_SIZE") && variable("MASTER_ADDR") && variable("MASTER_PORT");
-}
+bool is_in_environment() { return variable("RANK") && variable("WORLD_SIZE") && !place_of_environment().names.empty(); }
 
 Start start_of_environment(bool joins) {
     Start made;
     made.joins = joins;
-    if (joins && !(variable("MASTER_ADDR") && variable("MASTER_PORT"))) {
+    const Place place = place_of_environment();
+    if (joins && place.names.empty()) {
         throw Error(DDL_ERROR_ARGUMENT,
                     "ddl_join: MASTER_ADDR and MASTER_PORT are not both set: set them as the job's ranks have them, or "
                     "give a store");
@@ -121,17 +142,17 @@ Start start_of_environment(bool joins) {
         made.size = number_of("WORLD_SIZE", 1, 1 << 20);
         made.rank = number_of("RANK", 0, made.size - 1);
     }
-    number_of("MASTER_PORT", 1, 65535);
-    const std::string address = variable("MASTER_ADDR"), port = variable("MASTER_PORT");
+    number_in(place.port, place.names == "DDL_RENDEZVOUS" ? "the port of DDL_RENDEZVOUS" : "MASTER_PORT", 1, 65535);
+    if (const char* const secret = variable("DDL_SECRET")) made.secret = secret;
     made.set = [=](const std::string& key, const std::string& value) {
-        static Board* const board = new Board(address, port);
+        static Board* const board = new Board(place);
         board->set(key + " " + value);
         return true;
     };
     made.get = [=](const std::string& key, std::string* value, double seconds) {
         const double deadline = seconds_now() + seconds;
         for (Backoff backoff(0, 0.1);; backoff.pause()) {
-            const std::string text = read_board(address, port);
+            const std::string text = read_board(place);
             if (text.compare(0, key.size() + 1, key + " ") == 0) {
                 *value = text.substr(key.size() + 1);
                 return true;

@@ -24,11 +24,12 @@ bool has_ended(const Socket& socket) {
 
 }  // namespace
 
-FrontDoor::FrontDoor(const Start& start, std::string options)
-    : options_(std::move(options)), token_(new_token()), connector_(0, kSeats) {
-    connector_.set_token(token_);
+FrontDoor::FrontDoor(const Start& start, std::string options) : options_(std::move(options)), connector_(0, kSeats) {
+    const std::string token = new_token();
+    proof_ = start.proof(token);
+    connector_.set_token(proof_);
     connector_.let_in();
-    if (!start.set || !start.set(kDoorKey, token_ + " " + connector_.contact())) {
+    if (!start.set || !start.set(kDoorKey, token + " " + connector_.contact())) {
         throw Error(DDL_ERROR_TRANSPORT, "the store did not take the address at which processes can join");
     }
     thread_ = std::thread([this] { serve(); });
@@ -102,7 +103,7 @@ std::string FrontDoor::invite(int ranks) {
         left_.push_back(guests_[i].seat);
     }
     guests_.erase(guests_.begin(), guests_.begin() + static_cast<std::ptrdiff_t>(count));
-    return token_ + "\n" + contacts;
+    return proof_ + "\n" + contacts;
 }
 
 }  // namespace ddl

@@ -46,7 +46,8 @@ class FrontDoor {
     void serve();
     void greet(int seat, Socket socket);
 
-    const std::string options_, token_;
+    const std::string options_;
+    std::string proof_;         // as Start has it
     Connector connector_;       // the thread's
     mutable std::mutex mutex_;  // guards the next two
     std::vector<Guest> guests_;

@@ -35,7 +35,7 @@ class Meeting {
         std::vector<std::string> contacts(sockets_.size());
         if (rank == 0) {
             const std::string token = new_token();
-            connector_->set_token(token);
+            connector_->set_token(start_.proof(token));
             connector_->let_in();
             if (!start_.set(key_, token + " " + connector_->contact())) {
                 throw Error(DDL_ERROR_TRANSPORT, "ddl_init: the store did not take rank 0's address");
@@ -76,7 +76,7 @@ class Meeting {
             if (left <= 0 || !start_.get(key_, &value, left)) fail({0});
             const size_t space = value.find(' ');
             if (space == std::string::npos) continue;
-            connector_->set_token(value.substr(0, space));
+            connector_->set_token(start_.proof(value.substr(0, space)));
             connector_->connect(0, value.substr(space + 1));
             const double until = std::min(deadline_, seconds_now() + kRetrySeconds);
             while (!connector_->is_connected(0) && connector_->attempts() > 0 &&

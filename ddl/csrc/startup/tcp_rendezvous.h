@@ -16,10 +16,15 @@ namespace ddl {
 struct Start {
     int rank = 0, size = 1;  // not if it joins later
     bool joins = false;
+    std::string secret;  // that the job's processes were started with; may be empty
     // The store.
     std::function<bool(const std::string& key, const std::string& value)> set;
     // False: not set within so many seconds. Throws Error.
     std::function<bool(const std::string& key, std::string* value, double seconds)> get;
+
+    // What the job's processes prove that they know, with a token from the store. Whoever reads the store knows the
+    // token, but not the secret.
+    std::string proof(const std::string& token) const { return secret + token; }
 };
 
 // A caller's. The structure and its context must live as long as the result. Throws Error(DDL_ERROR_ARGUMENT).

@@ -102,11 +102,11 @@ namespace {
 class Attempt {
   public:
     // `value`: what stands in the store.
-    Attempt(const std::string& value, std::string knock, double deadline)
+    Attempt(const Start& start, const std::string& value, std::string knock, double deadline)
         : deadline_(deadline), knock_(std::move(knock)) {
         const size_t space = value.find(' ');
         if (space == std::string::npos) return;
-        connector_.set_token(value.substr(0, space));
+        connector_.set_token(start.proof(value.substr(0, space)));
         connector_.connect(0, value.substr(space + 1));
     }
 
@@ -266,7 +266,7 @@ Admission join(const Start& start, const std::string& options, const Patience& p
         const double now = seconds_now(), left = deadline - now;
         const double patient = warned ? left : std::min(left, begin + patience.warn_seconds - now);
         if (patient > 0 && start.get(kDoorKey, &value, patient)) {
-            if (auto made = Attempt(value, knock, deadline).run()) return std::move(*made);
+            if (auto made = Attempt(start, value, knock, deadline).run()) return std::move(*made);
         }
         const double waited = seconds_now() - begin;
         const std::string text = "ddl_join: this process has waited " + std::to_string(static_cast<int>(waited)) +

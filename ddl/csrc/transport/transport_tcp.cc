@@ -14,8 +14,6 @@
 namespace ddl {
 namespace {
 
-constexpr size_t kEagerBytes = 16 << 10;    // longest message that is sent before it is asked for
-constexpr size_t kEagerWindow = 256 << 10;  // of such that a receiver keeps, for each peer
 constexpr size_t kMostWord = 64 << 10;
 constexpr double kGoodbyeSeconds = 2;  // in which close() lets the rest leave
 constexpr double kLastWordsSeconds = 1;

@@ -37,6 +37,9 @@ struct TcpLinks {
     std::vector<std::vector<std::byte>> farewells;  // of the epochs before it, for ranks that are still there
 };
 
+constexpr size_t kEagerBytes = 64 << 10;    // longest message that is sent before it is asked for
+constexpr size_t kEagerWindow = 512 << 10;  // of such that a receiver keeps, for each peer
+
 class TcpTransport final : public Transport {
   public:
     // `is_dead` says which ranks are known to be dead; it may be empty.

@@ -133,7 +133,7 @@ def test_a_picture_draws_no_line_over_a_size_at_which_one_was_not_timed() -> Non
 
 def test_nothing_is_made_for_a_peer_that_is_not_wanted(tmp_path: Path) -> None:
     other = mpi.Mpi(tmp_path / "mpirun", mpi.HYDRA, (9, 0))  # there is no compiler beside it
-    found = peers(mpi.find(), 2, [], [other], lambda name: "ring" in name and "Open MPI" in name)
+    found = peers(mpi.find(), 2, [], [other], lambda name: "ring" in name and "Open MPI" in name, transport="tcp")
     assert [one.name for one in found] == ["Open MPI, ring", "Open MPI, segmented ring"]
 
 

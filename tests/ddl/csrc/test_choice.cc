@@ -101,6 +101,29 @@ TEST("dimensions that are asked for are laid over the ranks in rack order") {
                    "multiply to 6, but there are 8 ranks");
 }
 
+TEST("the faster the links, the longer are messages, as far as shared memory carries them") {
+    const auto message_bytes = [](const std::string& options, int each, double link) {
+        Links found = links({{0, 1, 2, 3}}, {});
+        found.tiers.link = link;
+        const Plan plan = chosen(options, dealt(4, each), found);
+        const auto chunk_bytes =
+            make_schedule(plan, 0, {Collective::allreduce, DDL_FLOAT32, DDL_SUM, 16 << 20, 0}).chunk_bytes;
+        const auto first = static_cast<uint64_t>(plan.dimensions[0]);
+        CHECK(plan.message_bytes == 0 || chunk_bytes / first >= plan.message_bytes);
+        return plan.message_bytes;
+    };
+    const uint64_t least = Tuning{}.message_bytes;
+    CHECK_EQ(message_bytes("", 1, 25e6), least);
+    CHECK_EQ(message_bytes("", 2, 25e6), least);
+    CHECK_EQ(message_bytes("", 1, 125e6), uint64_t{62500});
+    CHECK_EQ(message_bytes("-mode p:2x4", 2, 125e6), uint64_t{62500});
+    CHECK_EQ(message_bytes("", 1, 12.5e9), uint64_t{256 << 10});
+    CHECK_EQ(message_bytes("", 2, 12.5e9), uint64_t{128 << 10});
+    CHECK_EQ(message_bytes("", 11, 12.5e9), uint64_t{128 << 10});
+    CHECK_EQ(message_bytes("", 12, 12.5e9), uint64_t{0});  // their pipes carry less
+    CHECK_EQ(message_bytes("-mode np:2x4", 2, 12.5e9), uint64_t{0});
+}
+
 TEST("a thousand hosts are decided on in seconds") {
     Racks racks(32);
     for (int host = 0; host < 1024; ++host) racks[static_cast<size_t>(host % 32)].push_back(host);

@@ -56,6 +56,7 @@ TEST("a decision survives the wire, and a part of one is refused") {
     Decision decision{make_plan(6, {2, 3}, "rr", {5, 4, 3, 2, 1, 0}, "because"),
                       {{{{0, 2}, {1}}, 25e6, {12e6, 25e6}, 1e-4, 2e-4, ""}, 2e9, 5e-6}};
     decision.plan.chunks = 9;
+    decision.plan.message_bytes = 70000;
     decision.plan.small_bytes = 4096;
     decision.plan.halved_above = {256, 1024};
     const auto data = pack(decision);
@@ -66,6 +67,7 @@ TEST("a decision survives the wire, and a part of one is refused") {
     CHECK_EQ(read.plan.modes, decision.plan.modes);
     CHECK_EQ(read.plan.reason, decision.plan.reason);
     CHECK_EQ(read.plan.chunks, 9);
+    CHECK_EQ(read.plan.message_bytes, uint64_t{70000});
     CHECK_EQ(read.plan.small_bytes, uint64_t{4096});
     CHECK(read.plan.halved_above == decision.plan.halved_above);
     CHECK(read.links.tiers.racks == decision.links.tiers.racks);

@@ -75,7 +75,7 @@ TEST("over TCP, messages of a pair and a tag arrive whole and in order, whicheve
         };
         std::map<Tag, std::vector<Sent>> sent[2];          // by the sender
         std::map<Tag, std::vector<Expected>> expected[2];  // by the sender
-        const size_t sizes[] = {0, 1, 100, 16 << 10, (16 << 10) + 1, 40000, 200000};
+        const size_t sizes[] = {0, 1, 100, 40000, kEagerBytes, kEagerBytes + 1, 200000};
         size_t sends = 0;
         const auto move_on = [&] {
             for (int from = 0; from < 2; ++from) {
@@ -143,7 +143,7 @@ TEST("over TCP, messages of a pair and a tag arrive whole and in order, whicheve
 }
 
 TEST("over TCP, unexpected messages beyond the credit wait at the sender") {
-    constexpr size_t kMessages = 100, kBytes = 16 << 10;
+    constexpr size_t kMessages = 100, kBytes = kEagerBytes;
     Pair pair;
     std::vector<std::byte> data(kBytes, std::byte{3});
     std::vector<Ticket> tickets;
@@ -156,7 +156,7 @@ TEST("over TCP, unexpected messages beyond the credit wait at the sender") {
         ++done;
     }
     CHECK(done > 0);
-    CHECK(done * kBytes <= 256 << 10);
+    CHECK(done * kBytes <= kEagerWindow);
     for (size_t i = 0; i < kMessages; ++i) {
         std::vector<std::byte> in(kBytes);
         const Ticket receive = pair.its[1]->irecv(0, 5, in.data(), kBytes);
@@ -222,7 +222,7 @@ TEST("over TCP, memory is the caller's again when its message was cancelled, in 
 }
 
 TEST("over TCP, a message that was announced and taken back is not awaited by a later receive") {
-    constexpr size_t kBytes = 50000;
+    constexpr size_t kBytes = kEagerBytes + 1;
     // The receive is posted before the announcement comes, between it and the end, or after that.
     for (const int moment : {0, 1, 2}) {
         Pair pair;
@@ -253,7 +253,7 @@ TEST("over TCP, what there was no memory for is taken when there is, with no tra
     for (int64_t after = 0;; ++after) {
         Pair pair;
         const std::vector<std::byte> out(1000, std::byte{5});
-        const std::vector<std::byte> longer(50000, std::byte{6});
+        const std::vector<std::byte> longer(kEagerBytes + 1, std::byte{6});
         pair.its[0]->isend(1, 1, out.data(), out.size());
         pair.its[0]->notify(1, "hello", 5);
         pair.its[0]->isend(1, 2, longer.data(), longer.size());
@@ -263,7 +263,7 @@ TEST("over TCP, what there was no memory for is taken when there is, with no tra
         pair.its[1]->poll();
         Notice notice;
         CHECK(pair.its[1]->next_notice(&notice));
-        std::vector<std::byte> in(1000), rest(50000);
+        std::vector<std::byte> in(1000), rest(longer.size());
         const Ticket first = pair.its[1]->irecv(0, 1, in.data(), in.size());
         CHECK(test(*pair.its[1], first) == Progress::done);
         const Ticket last = pair.its[1]->irecv(0, 2, rest.data(), rest.size());

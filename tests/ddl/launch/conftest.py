@@ -32,7 +32,7 @@ def _machine(name: str = "h0", *, sockets: int = 2, cores: int = 4, gpus: int = 
         python="3.11.7",
         ddl="0.1.0",
         plugin=True,
-        free_port=4242,
+        free_ports=(4242, 4243, 4244, 4245),
     )
 
 
@@ -46,7 +46,7 @@ def _found(hosts: int = 2, **kind: int) -> Found:
         addresses={name: f"10.0.0.{at + 1}" for at, name in enumerate(names)},
         environ={"PATH": "/usr/bin", "HOME": "/home/me", "DDL_TIMEOUT": "30"},
         program=("python", "train.py"),
-        port=5151,
+        ports=(5151, 5152),
     )
 
 

@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from ddl.launch import command, guard
 from ddl.launch.decide import Found, Job, decide
 from ddl.launch.errors import CheckError
 from ddl.launch.hosts import Allocation, Host
-from ddl.launch.options import Options, parse
+from ddl.launch.options import Export, Options, parse
 
 Cluster = Callable[..., Found]
 
@@ -33,6 +34,8 @@ def test_a_cluster_with_gpus_needs_no_flags(found: Cluster) -> None:
         "MASTER_PORT": "4242",
         "DDL_NETWORKS": "10.0.0.0/24",
         "DDL_OPTIONS": "-mode p",
+        "DDL_TRANSPORT": "tcp",
+        "DDL_RENDEZVOUS": "10.0.0.1:4243",
         "OMP_NUM_THREADS": "2",
     }
 
@@ -48,6 +51,7 @@ def test_every_choice_comes_with_its_reason(found: Cluster) -> None:
         "network: without docker0: a bridge without a network card, for this host's own containers",
         "transport: shared memory and TCP, as not every host shows a fabric",
         "rank 0: found at 10.0.0.1:4242",
+        "DDL: over TCP, without MPI",
         "OMP_NUM_THREADS: 2 (the cores that a rank has for itself)",
     ]
 
@@ -56,7 +60,8 @@ def test_on_one_host_no_port_is_open_to_another(found: Cluster) -> None:
     cluster = replace(found(1), here=frozenset({"h0"}), doorkeeper=Path("/ddl/libddl_doorkeeper.so"))
     job = decide(options(""), cluster)
     assert job.here
-    assert "DDL_NETWORKS" not in exported(job)
+    assert exported(job)["DDL_NETWORKS"] == "127.0.0.0/8,::1/128"
+    assert exported(job)["DDL_RENDEZVOUS"] == "127.0.0.1:4243"
     assert ("transport", "shared memory: one host") in job.reasons
     assert not decide(options(""), replace(cluster, here=frozenset())).here  # it is another one
 
@@ -82,6 +87,44 @@ def test_a_fabric_is_used_where_every_host_has_one_unless_tcp_is_asked_for(found
     assert not decide(options("-tcp"), replace(cluster, machines=both)).fabric
     one = {**cluster.machines, "h0": both["h0"]}
     assert not decide(options(""), replace(cluster, machines=one)).fabric
+
+
+@pytest.mark.parametrize(
+    ("line", "environ", "why"),
+    [
+        ("", {}, "over TCP, without MPI"),
+        ("-m r --mpiarg -quiet", {"DDL_TRANSPORT": "auto"}, "over TCP, without MPI"),
+        ("-m bm:2x2", {}, "over MPI, whose collectives mode m is"),
+        ("", {"DDL_OPTIONS": "-dbg_level 1 -mode m"}, "over MPI, whose collectives mode m is"),
+        ("--no_ddloptions", {"DDL_OPTIONS": "-mode m"}, "over MPI, whose collectives mode m is"),
+        ("--mpiarg=--mca --mpiarg=pml --mpiarg=ucx", {}, "over MPI, for which --mpiarg sets pml"),
+        ("-m m -x DDL_TRANSPORT=tcp", {}, "over TCP, as DDL_TRANSPORT asks"),
+        ("", {"DDL_TRANSPORT": "mpi"}, "over MPI, as DDL_TRANSPORT asks"),
+        # Inside another job of ddlrun, which set the variable for its own ranks.
+        ("", {"DDL_TRANSPORT": "mpi", guard.MARK: "1"}, "over TCP, without MPI"),
+    ],
+)  # fmt: skip
+def test_ddl_takes_tcp_unless_something_needs_mpi(found: Cluster, line: str, environ: dict[str, str], why: str) -> None:
+    cluster = found(2)
+    job = decide(options(line), replace(cluster, environ={**cluster.environ, **environ}))
+    assert ("DDL", why) in job.reasons
+    assert exported(job)["DDL_TRANSPORT"] == ("mpi" if "over MPI" in why else "tcp")
+    assert ("DDL_RENDEZVOUS" in exported(job)) == ("over TCP" in why)
+
+
+def test_ddl_takes_mpi_if_every_host_has_a_fabric(found: Cluster) -> None:
+    cluster = found(2)
+    both = {name: replace(one, fabrics=("mlx5_0",)) for name, one in cluster.machines.items()}
+    job = decide(options(""), replace(cluster, machines=both))
+    assert exported(job)["DDL_TRANSPORT"] == "mpi"
+
+
+def test_the_secret_of_a_job_is_for_its_ranks_alone(found: Cluster) -> None:
+    job = decide(options(""), replace(found(2), secret="xyzzy"))
+    assert [one for one in job.exports if one.name == "DDL_SECRET"] == [Export("DDL_SECRET", "xyzzy", secret=True)]
+    launch = command.build(job, Path("/run"))
+    assert not any("xyzzy" in word for word in launch.argv)
+    assert "xyzzy" not in str(launch)
 
 
 def test_a_user_s_words_win(found: Cluster) -> None:

@@ -137,7 +137,8 @@ def _descendants(root: int) -> set[int]:
 @pytest.mark.parametrize("victim", ["ddlrun", "mpirun"])
 def test_what_a_killed_job_leaves_is_gone_after_the_next_one(victim: str) -> None:
     program = "import ddl, time; ddl.init(); print('in', flush=True); time.sleep(60)"
-    ddlrun = [Path(sys.executable).with_name("ddlrun"), "-np", "2", sys.executable, "-c"]
+    # Over MPI: the files are Open MPI's.
+    ddlrun = [Path(sys.executable).with_name("ddlrun"), "-np", "2", "-x", "DDL_TRANSPORT=mpi", sys.executable, "-c"]
     with subprocess.Popen([*ddlrun, program], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as job:
         assert job.stdout is not None
         assert [job.stdout.readline(), job.stdout.readline()] == ["in\n", "in\n"]

@@ -36,6 +36,6 @@ def test_the_program_prints_this_host() -> None:
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60)
     found = probe.parse(done.stdout)
     assert list(found) == [3]
-    assert found[3].machine.free_port > 0
+    assert min(found[3].machine.free_ports) > 0
     assert found[3].gaps == ()
     assert json.loads(done.stdout.removeprefix(probe.MARK))["rank"] == 3

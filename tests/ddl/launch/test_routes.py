@@ -10,7 +10,7 @@ from ddl.launch.routes import Gap
 
 
 def test_a_host_that_refuses_is_a_host_that_is_reached() -> None:
-    assert routes.gaps(["127.0.0.1", "127.0.0.2", "", "127.0.0.3"], 0, machine.free_port()) == ()
+    assert routes.gaps(["127.0.0.1", "127.0.0.2", "", "127.0.0.3"], 0, machine.free_ports()[0]) == ()
 
 
 class Kernel:

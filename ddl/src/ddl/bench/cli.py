@@ -99,7 +99,9 @@ def _entered(asked: options.Bench, planned: Job) -> tuple[Contestant, ...]:
     def wanted(name: str) -> bool:
         return asked.only is None or asked.only.search(name) is not None
 
-    return ours, *contestants.peers(mpi_here, len(planned.places), planned.network.interfaces, others, wanted)
+    ranks, interfaces = len(planned.places), planned.network.interfaces
+    transport = next(one.value for one in planned.exports if one.name == "DDL_TRANSPORT")
+    return ours, *contestants.peers(mpi_here, ranks, interfaces, others, wanted, transport=transport or "")
 
 
 def _measure(

@@ -1,9 +1,9 @@
 """The contestants: the program of each, and the MPI that starts it.
 
-- DDL as the options say, the same over TCP in place of MPI, and DDL as one ring over all ranks in host order (the best
-  that a ring can do without knowing the network);
-- the MPI that starts the job: its default, and the settings of Open MPI's collectives that its users tune; - another
-  MPI (MPICH beside Open MPI), with a worker that its own compiler wrapper compiles;
+- DDL as the options say, the same over the other of TCP and MPI, and DDL as one ring over all ranks in host order (the
+  best that a ring can do without knowing the network);
+- the MPI that starts the job: its default, and the settings of Open MPI's collectives that its users tune;
+- another MPI (MPICH beside Open MPI), with a worker that its own compiler wrapper compiles;
 - gloo, through torch, if torch is installed.
 """
 
@@ -27,7 +27,7 @@ from ddl.launch.mpi import HYDRA, OPENMPI, Mpi
 from ddl.launch.options import Export, Mode, Options
 
 HERE = Path(__file__).parent
-DDL, FLAT, OVER_TCP = "DDL", "DDL, one flat ring", "DDL over TCP"
+DDL, FLAT = "DDL", "DDL, one flat ring"
 _NAMES = {HYDRA: "MPICH", OPENMPI: "Open MPI"}
 
 # On several hosts the component han has precedence over tuned, whose settings then have no effect: han is disabled.
@@ -59,6 +59,7 @@ class Contestant:
     mpiargs: tuple[str, ...] = ()
     exports: tuple[Export, ...] = ()
     mode: Mode | None = None  # None: the mode of the options
+    port: int = 1  # of its first host's free ports, the one at which its ranks meet: all contestants run at once
 
     def options(self, asked: Options, mpi: Mpi) -> Options:
         """The options of its job: `asked`, which are meant for `mpi`, with its own added."""
@@ -73,7 +74,12 @@ class Contestant:
 
     def found(self, found: Found) -> Found:
         """The Found from which its job is planned."""
-        return replace(found, program=self.program, mpi=self.mpi)
+
+        def own(ports: tuple[int, ...]) -> tuple[int, ...]:
+            return (*ports[:1], *ports[self.port :])
+
+        machines = {name: replace(one, free_ports=own(one.free_ports)) for name, one in found.machines.items()}
+        return replace(found, program=self.program, mpi=self.mpi, machines=machines, ports=own(found.ports))
 
 
 def of_ddl(mpi: Mpi) -> Contestant:
@@ -82,17 +88,24 @@ def of_ddl(mpi: Mpi) -> Contestant:
 
 
 def peers(
-    mpi: Mpi, ranks: int, interfaces: Sequence[str], others: Sequence[Mpi], wanted: Callable[[str], bool]
+    mpi: Mpi,
+    ranks: int,
+    interfaces: Sequence[str],
+    others: Sequence[Mpi],
+    wanted: Callable[[str], bool],
+    *,
+    transport: str,
 ) -> list[Contestant]:
-    """The peers whose names are `wanted`, for `ranks` ranks.
+    """The peers whose names are `wanted`, for `ranks` ranks. `transport` is DDL's own choice, "tcp" or "mpi".
 
     `others` are MPIs beside the one that starts the job. Raises CheckError if a worker cannot be made.
     """
     program = (str(_worker("bench_ddl")),)
-    over_tcp = (Export("DDL_TRANSPORT", "tcp"),)
+    other_one = "mpi" if transport == "tcp" else "tcp"
+    over_other = (Export("DDL_TRANSPORT", other_one),)
     found = [
-        Contestant(FLAT, program, mpi, mode=Mode("r", (ranks,))),
-        Contestant(OVER_TCP, program, mpi, exports=over_tcp),
+        Contestant(FLAT, program, mpi, mode=Mode("r", (ranks,)), port=2),
+        Contestant(f"{DDL} over {other_one.upper()}", program, mpi, exports=over_other, port=3),
     ]
     found += _of_mpi(mpi, lambda: _worker("bench_mpi"), _NAMES[mpi.family], wanted)
     names = {_NAMES[mpi.family]}

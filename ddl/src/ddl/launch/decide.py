@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ddl.launch import dimensions, environment, layout, network, rankfile
+from ddl.launch import dimensions, door, environment, layout, network, rankfile
 from ddl.launch.checks import Check
 from ddl.launch.dimensions import MEASURED_LATER, Dimensions
 from ddl.launch.errors import CheckError
@@ -32,7 +32,8 @@ class Found:
     rankfile: str = ""  # the text of the user's own
     agent: str = ""  # in place of ssh
     root: bool = False
-    port: int = 0  # MASTER_PORT if the first host reported none
+    ports: tuple[int, ...] = (0, 0)  # free ones, if the first host reported none
+    secret: str = ""  # of this job, for its ranks alone
     here: frozenset[str] = frozenset()  # names of this host
     doorkeeper: Path | None = None  # the port filter; None: MPI's ports are open to all
     rows: tuple[Check, ...] = ()  # one for each check that was made
@@ -83,7 +84,7 @@ def decide(options: Options, found: Found) -> Job:
     fabric = not options.tcp and len(adapters) == len(counts) and all(adapters.values())
     cores = {name: one.cores for name, one in machines.items()}
     crowded = [name for name, count in counts.items() if count > cores.get(name, count)]
-    made, more_reasons = _variables(options, found, shape, net, counts, cores)
+    made, more_reasons = _variables(options, found, shape, net, counts, cores, fabric=fabric)
     reasons = [
         ("hosts", f"{', '.join(found.allocation.names)} ({found.allocation.source})"),
         ("mpirun", f"{found.mpi} ({found.mpi.reason}): {found.mpi.path}"),
@@ -100,7 +101,7 @@ def decide(options: Options, found: Found) -> Job:
         found,
         places,
         net,
-        environment.exports(options.exports, found.environ, made),
+        environment.exports(options.exports, found.environ, made, found.secret),
         shape,
         spares,
         fabric=fabric,
@@ -138,13 +139,18 @@ def _variables(
     net: Network,
     counts: Mapping[str, int],
     cores: Mapping[str, int],
+    *,
+    fabric: bool,
 ) -> tuple[dict[str, str], list[tuple[str, str]]]:
     """The variables that ddlrun chooses, and the reasons for them."""
     first = next(iter(counts))
-    port = found.machines[first].free_port if first in found.machines else 0
-    made = {"MASTER_ADDR": net.address or first, "MASTER_PORT": str(port or found.port)}
-    if net.networks and not found.environ.get("DDL_NETWORKS"):
-        made["DDL_NETWORKS"] = ",".join(net.networks)
+    ports = found.machines[first].free_ports if first in found.machines else ()
+    port, own_port, *_ = ports or found.ports
+    address = net.address or first
+    made = {"MASTER_ADDR": address, "MASTER_PORT": str(port)}
+    networks = net.networks if len(counts) > 1 else door.LOOPBACK
+    if networks and not found.environ.get("DDL_NETWORKS"):
+        made["DDL_NETWORKS"] = ",".join(networks)
     reasons = [("rank 0", f"found at {made['MASTER_ADDR']}:{made['MASTER_PORT']}")]
     if not options.no_ddloptions:
         inherited = environment.inherited_options(found.environ)
@@ -158,6 +164,13 @@ def _variables(
         )
         if inherited:
             reasons.append(("DDL_OPTIONS", f"{made['DDL_OPTIONS']} (with those of the environment: {inherited})"))
+    effective = made.get("DDL_OPTIONS", found.environ.get("DDL_OPTIONS", ""))
+    made["DDL_TRANSPORT"], why = environment.transport(
+        options.exports, found.environ, effective, options.mpiargs, fabric=fabric
+    )
+    reasons.append(("DDL", why))
+    if made["DDL_TRANSPORT"] == "tcp":
+        made["DDL_RENDEZVOUS"] = f"{address}:{own_port}"
     made |= environment.figures(options)
     given = {one.name for one in options.exports}
     each = environment.threads(counts, cores)

@@ -9,6 +9,7 @@ section for each rank, and would grow with the job.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 from ddl.launch import guard, leftovers
 from ddl.launch.dimensions import Dimensions
@@ -76,8 +77,10 @@ def wrapper(mpi: Mpi, first: str = "", secrets: Sequence[str] = ()) -> tuple[str
     return ("/bin/sh", "-c", script, "ddlrun")
 
 
-def exports(given: Sequence[Export], environ: Mapping[str, str], made: Mapping[str, str]) -> tuple[Export, ...]:
-    """The variables of every rank: those that are always forwarded, those of `made`, and the user's, which win."""
+def exports(
+    given: Sequence[Export], environ: Mapping[str, str], made: Mapping[str, str], secret: str = ""
+) -> tuple[Export, ...]:
+    """The variables of every rank: those always forwarded, `made`, the job's secret, and the user's, which win."""
     chosen = {
         name: Export(name)
         for name in sorted(environ)
@@ -86,6 +89,8 @@ def exports(given: Sequence[Export], environ: Mapping[str, str], made: Mapping[s
     if environ.get(VISIBLE) == "":  # empty means: no GPU
         chosen[VISIBLE] = Export(VISIBLE, "")
     chosen |= {name: Export(name, value) for name, value in made.items()}
+    if secret:
+        chosen["DDL_SECRET"] = Export("DDL_SECRET", secret, secret=True)
     chosen |= {one.name: one for one in given}
     return tuple(chosen.values())
 
@@ -99,6 +104,33 @@ def values(exported: Sequence[Export], environ: Mapping[str, str]) -> dict[str, 
 def visible(given: Sequence[Export], environ: Mapping[str, str]) -> str | None:
     """CUDA_VISIBLE_DEVICES as the ranks see it; None if it is not set."""
     return values(exports(given, environ, {}), environ).get(VISIBLE)
+
+
+def transport(
+    given: Sequence[Export], environ: Mapping[str, str], options: str, mpiargs: Sequence[str], *, fabric: bool
+) -> tuple[str, str]:
+    """DDL_TRANSPORT for libddl, whose DDL_OPTIONS are `options`, and the reason.
+
+    libddl's own TCP is faster than MPI's. But MPI knows fabrics, and is told the network by `mpiargs`.
+    """
+    inherited = {} if guard.MARK in environ else environ
+    asked = next((one.value for one in given if one.name == "DDL_TRANSPORT"), None) or inherited.get("DDL_TRANSPORT")
+    if asked in ("mpi", "tcp"):
+        return asked, f"over {asked.upper()}, as DDL_TRANSPORT asks"
+    if fabric:
+        return "mpi", "over MPI, which knows the fabric"
+    if modes_of(options) & {"m"}:
+        return "mpi", "over MPI, whose collectives mode m is"
+    if chosen := [word for word in mpiargs if word.startswith(("btl", "pml", "mtl"))]:
+        return "mpi", f"over MPI, for which --mpiarg sets {chosen[0]}"
+    return "tcp", "over TCP, without MPI"
+
+
+def modes_of(options: str) -> set[str]:
+    """The letters of the modes in DDL_OPTIONS."""
+    words = options.split()
+    given = [value for name, value in pairwise(words) if name.lstrip("-") == "mode"]
+    return set(given[-1].partition(":")[0]) if given else set()
 
 
 def inherited_options(environ: Mapping[str, str]) -> str:

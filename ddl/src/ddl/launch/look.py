@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import socket
 from collections.abc import Mapping
@@ -12,7 +13,7 @@ import ddl
 from ddl.launch import checks, command, door, environment, files, hosts, mpi, process, reach
 from ddl.launch.checks import Check
 from ddl.launch.decide import Found
-from ddl.launch.machine import free_port
+from ddl.launch.machine import free_ports
 from ddl.launch.options import Options
 from ddl.launch.reach import Reached
 
@@ -39,7 +40,8 @@ def look(asked: Options, environ: Mapping[str, str], rows: list[Check] | None = 
         rankfile=files.named(asked.rankfile, "-rf", _RANKS) if asked.rankfile else "",
         agent=command.agent(environ),
         root=os.geteuid() == 0,
-        port=free_port(),
+        ports=free_ports(),
+        secret=secrets.token_hex(16),
         doorkeeper=door.find(),
     )
     if problem := _agent_problem(found):

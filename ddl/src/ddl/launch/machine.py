@@ -11,6 +11,7 @@ import re
 import socket
 import struct
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -74,7 +75,7 @@ class Machine:
     python: str = field(default_factory=platform.python_version)
     ddl: str = ddl.__version__
     plugin: bool = field(default_factory=lambda: library.beside(library.PLUGIN) is not None)  # libddl's, for MPI
-    free_port: int = 0  # a TCP port that was free; 0: not looked for
+    free_ports: tuple[int, ...] = ()  # TCP ports that were free; (): not looked for
 
     @property
     def cores(self) -> int:
@@ -96,6 +97,7 @@ class Machine:
             "gpus": tuple(Gpu(**row) for row in data["gpus"]),
             "nics": tuple(Nic(**row) for row in data["nics"]),
             "fabrics": tuple(data["fabrics"]),
+            "free_ports": tuple(data["free_ports"]),
         }
         return cls(**{**data, **rows})
 
@@ -135,11 +137,13 @@ def kernel() -> str:
     return found[0] if found else "not known"
 
 
-def free_port() -> int:
-    """A TCP port of this host that is free now."""
-    with socket.socket() as one:
-        one.bind(("", 0))
-        return int(one.getsockname()[1])
+def free_ports() -> tuple[int, ...]:
+    """TCP ports of this host that are free now: for MASTER_PORT, and for the ranks of each of three jobs."""
+    with ExitStack() as opened:
+        sockets = [opened.enter_context(socket.socket()) for _ in range(4)]
+        for one in sockets:
+            one.bind(("", 0))
+        return tuple(int(one.getsockname()[1]) for one in sockets)
 
 
 def _sockets(root: Path, allowed: Collection[int]) -> tuple[Socket, ...]:

@@ -50,8 +50,10 @@ def main(addresses: Sequence[str] = ()) -> int:
     with suppress(OSError):
         os.sched_setaffinity(0, range(os.cpu_count() or 1))
     rank = next((int(os.environ[name]) for name in RANKS if os.environ.get(name, "").isdigit()), 0)
-    port = machine.free_port()
-    found = Answer(replace(machine.read(), free_port=port), routes.gaps(addresses, rank, port) if addresses else ())
+    ports = machine.free_ports()
+    found = Answer(
+        replace(machine.read(), free_ports=ports), routes.gaps(addresses, rank, ports[0]) if addresses else ()
+    )
     # In one write, because the lines of several hosts share one pipe.
     sys.stdout.write(line(found, rank) + "\n")
     sys.stdout.flush()

@@ -60,7 +60,7 @@ def is_here(name: str) -> bool:
 
 def here(visible: str | None = None) -> Machine:
     """This host, with the GPUs that `visible` leaves (None: the CUDA_VISIBLE_DEVICES of this process)."""
-    return replace(machine.read(visible=visible), free_port=machine.free_port())
+    return replace(machine.read(visible=visible), free_ports=machine.free_ports())
 
 
 def addresses(names: Sequence[str]) -> dict[str, str]:

@@ -20,7 +20,7 @@ from ddl.launch.console import echo, say, show, warn
 from ddl.launch.decide import Found, Job, decide
 from ddl.launch.errors import CheckError
 from ddl.launch.look import look, reach_hosts
-from ddl.launch.machine import free_port
+from ddl.launch.machine import free_ports
 from ddl.launch.options import Export, Options
 from ddl.launch.process import Ended
 from ddl.launch.reports import Reports
@@ -99,7 +99,7 @@ def _again(asked: Options, job: Job, restart: int) -> Job:
         found = replace(found, allocation=replace(found.allocation, hosts=left))
     exports = (*asked.exports, Export("DDL_RESTART", str(restart)))
     asked = replace(asked, ranks=len(job.places), exports=exports)
-    return decide(asked, replace(found, machines=reached.machines, port=free_port()))
+    return decide(asked, replace(found, machines=reached.machines, ports=free_ports()))
 
 
 def _attempt(asked: Options, job: Job, folder: Path) -> tuple[Ended, float]:
