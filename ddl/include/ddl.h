@@ -103,10 +103,10 @@ typedef struct ddl_request_s* ddl_request;
  * environment; if that is unset, the library chooses. DDL_TIMEOUT (seconds, default 300) limits how long this rank
  * waits for another. A second call without ddl_finalize between returns DDL_ERROR_STATE.
  *
- * Who the ranks are: if mpirun or ddlrun started the process, MPI says. Otherwise, if RANK, WORLD_SIZE, MASTER_ADDR and
- * MASTER_PORT are all set, the ranks meet over TCP: rank 0 opens that port, which must be free, at that address.
- * Otherwise this process is the only rank. DDL_TRANSPORT=mpi or tcp overrides this. The first call decides for the life
- * of the process. */
+ * Who the ranks are: DDL_TRANSPORT=mpi or tcp says whether MPI knows; ddlrun sets it. Without it, MPI says if mpirun
+ * started the process. Otherwise, if RANK and WORLD_SIZE are set, and DDL_RENDEZVOUS (HOST:PORT) or MASTER_ADDR and
+ * MASTER_PORT, the ranks meet over TCP: rank 0 opens that port, which must be free, at that address. Otherwise this
+ * process is the only rank. The first call decides for the life of the process. */
 DDL_API ddl_result ddl_init(const char* options);
 
 /* The members of a job that MPI did not start: this rank, how many there are, and a store that all of them reach. */
@@ -169,10 +169,11 @@ DDL_API ddl_result ddl_waiting(int* count);
 /* Joins a job that runs already, over TCP: blocks until its ranks call ddl_resize, at most DDL_TIMEOUT seconds. Then
  * this process is one of its ranks, as after ddl_init. ddl_epoch tells it from a first start.
  *
- * `membership`: the store of the job's ranks; its rank and size are not used. NULL: MASTER_ADDR and MASTER_PORT are the
- * job's. Who can read the store can join. `options` must be those of the job, and the version of the library, too:
- * otherwise DDL_ERROR_MISMATCH. DDL_ERROR_TIMEOUT: no rank has called ddl_waiting, or the ranks have not called
- * ddl_resize. After DDL_ERROR_PEER_LOST (ranks died, and this one is cut off) start another process. */
+ * `membership`: the store of the job's ranks; its rank and size are not used. NULL: DDL_RENDEZVOUS, or
+ * MASTER_ADDR and MASTER_PORT, are the job's. Who can read the store can join, if it has the job's DDL_SECRET.
+ * `options` must be those of the job, and the version of the library, too: otherwise DDL_ERROR_MISMATCH.
+ * DDL_ERROR_TIMEOUT: no rank has called ddl_waiting, or the ranks have not called ddl_resize. After DDL_ERROR_PEER_LOST
+ * (ranks died, and this one is cut off) start another process. */
 DDL_API ddl_result ddl_join(const ddl_membership* membership, const char* options);
 
 /* Stores the number of this epoch: 0 after ddl_init, and higher after each ddl_resize and ddl_shrink, equal on all

@@ -55,8 +55,11 @@ inline Digest sha256(const std::string& text) {
     return digest;
 }
 
-// `key` has at most 64 bytes.
 inline Digest hmac_sha256(std::string key, const std::string& text) {
+    if (key.size() > 64) {
+        const Digest shorter = sha256(key);
+        key.assign(shorter.begin(), shorter.end());
+    }
     key.resize(64);
     std::string inner = key, outer = key;
     for (char& c : inner) c = static_cast<char>(c ^ 0x36);

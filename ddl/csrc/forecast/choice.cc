@@ -14,7 +14,7 @@
 namespace ddl {
 namespace {
 
-constexpr double kMessageSeconds = 500e-6;
+constexpr double kMessageSeconds = 2e-3;
 constexpr double kMostBetween = 256 << 10;
 // Longer ones do not go through a host's shared memory. With more ranks its pipes carry still shorter ones.
 constexpr double kMostInside = 128 << 10;

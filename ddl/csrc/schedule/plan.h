@@ -18,7 +18,7 @@ struct Plan {
     std::vector<int> dimensions;         // sizes, innermost first; at least one, each at least 1
     std::string modes;                   // a letter of kModes for each dimension
     int chunks = 0;                      // pieces that a large buffer is cut into; 0: by size
-    uint64_t message_bytes = 0;          // least of a message in the first dimension; 0: as Tuning says
+    uint64_t message_bytes = 0;          // about that of a message in the first dimension; 0: as Tuning says
     uint64_t small_bytes = 0;            // allreduces up to this size use recursive doubling; 0: as Tuning says
     std::vector<uint64_t> halved_above;  // their bytes are first halved once for each of these that they exceed
     std::vector<int> ranks;              // rank at each position

@@ -25,7 +25,7 @@ const char* variable(const char* name) {
     return text && *text ? text : nullptr;
 }
 
-// `name`: of what has this text.
+// `name` is what the error calls it.
 int number_in(const std::string& text, const char* name, long least, long most) {
     char* end = nullptr;
     const long value = std::strtol(text.c_str(), &end, 10);
@@ -78,7 +78,8 @@ class Board {
                 DDL_ERROR_TRANSPORT,
                 "ddl_init: rank 0 cannot listen at " + place.names + ", " + place.address + ":" + place.port + " (" +
                     why +
-                    "): under torchrun the port is the store's of PyTorch, so start ddl through "
+                    "): does another program have the port? Under torchrun it is the store's of PyTorch, so start ddl "
+                    "through "
                     "torch.distributed or ddl_init_with; else choose an address of rank 0's host and a free port");
         }
         std::thread([this] { serve(); }).detach();
@@ -143,7 +144,7 @@ Start start_of_environment(bool joins) {
         made.rank = number_of("RANK", 0, made.size - 1);
     }
     number_in(place.port, place.names == "DDL_RENDEZVOUS" ? "the port of DDL_RENDEZVOUS" : "MASTER_PORT", 1, 65535);
-    if (const char* const secret = variable("DDL_SECRET")) made.secret = secret;
+    made.secret = secret_of_environment();
     made.set = [=](const std::string& key, const std::string& value) {
         static Board* const board = new Board(place);
         board->set(key + " " + value);

@@ -6,7 +6,7 @@
 
 namespace ddl {
 
-// True if all that is needed is set.
+// True if a rank, a size and a place to meet are set.
 bool is_in_environment();
 // The store is rank 0's own, at that address and port. A process that `joins` needs no rank and size. Throws
 // Error(DDL_ERROR_ARGUMENT) if a variable is missing or cannot be read.

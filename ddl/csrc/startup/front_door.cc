@@ -26,8 +26,8 @@ bool has_ended(const Socket& socket) {
 
 FrontDoor::FrontDoor(const Start& start, std::string options) : options_(std::move(options)), connector_(0, kSeats) {
     const std::string token = new_token();
-    proof_ = start.proof(token);
-    connector_.set_token(proof_);
+    key_ = start.key(token);
+    connector_.set_token(key_);
     connector_.let_in();
     if (!start.set || !start.set(kDoorKey, token + " " + connector_.contact())) {
         throw Error(DDL_ERROR_TRANSPORT, "the store did not take the address at which processes can join");
@@ -103,7 +103,7 @@ std::string FrontDoor::invite(int ranks) {
         left_.push_back(guests_[i].seat);
     }
     guests_.erase(guests_.begin(), guests_.begin() + static_cast<std::ptrdiff_t>(count));
-    return proof_ + "\n" + contacts;
+    return key_ + "\n" + contacts;
 }
 
 }  // namespace ddl

@@ -47,7 +47,7 @@ class FrontDoor {
     void greet(int seat, Socket socket);
 
     const std::string options_;
-    std::string proof_;         // as Start has it
+    std::string key_;           // Start::key() of the token in the store
     Connector connector_;       // the thread's
     mutable std::mutex mutex_;  // guards the next two
     std::vector<Guest> guests_;

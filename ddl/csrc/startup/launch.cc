@@ -41,7 +41,7 @@ class TcpLaunch final : public Launch {
         start_.size = members_.size();
         if (!links_) {
             door_.reset();  // its key in a store of ours makes room for that of the rendezvous
-            links_ = meet(start_, round, options_.timeout_seconds);
+            links_ = meet(start_, round, options_.timeout_seconds, options_.warn);
         }
         TcpLinks links = *std::exchange(links_, std::nullopt);
         auto made = std::make_unique<TcpTransport>(members_.rank, std::move(links), options_.is_dead);
@@ -56,8 +56,8 @@ class TcpLaunch final : public Launch {
 
     std::unique_ptr<GroupComm> group(int, int) override {
         throw Error(DDL_ERROR_UNSUPPORTED,
-                    "DDL_OPTIONS: mode m is MPI's collectives, but this job runs over TCP: start it by ddlrun or "
-                    "mpirun, or take '-mode r'");
+                    "DDL_OPTIONS: mode m is MPI's collectives, but this job runs over TCP: start it by 'ddlrun "
+                    "-m m' or mpirun, set DDL_TRANSPORT=mpi, or take '-mode r'");
     }
 
     bool can_resize() const override { return true; }

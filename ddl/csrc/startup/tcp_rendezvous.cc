@@ -1,6 +1,8 @@
 #include "startup/tcp_rendezvous.h"
 
 #include <algorithm>
+#include <cstdio>
+#include <cstdlib>
 #include <memory>
 #include <sstream>
 #include <utility>
@@ -9,6 +11,7 @@
 #include "base/patience.h"
 #include "base/random_number.h"
 #include "base/rank_list.h"
+#include "base/sha256.h"
 #include "base/status.h"
 #include "startup/text_message.h"
 #include "transport/connector.h"
@@ -22,11 +25,12 @@ constexpr int kServeMilliseconds = 50;
 // One rank's part.
 class Meeting {
   public:
-    Meeting(const Start& start, int round, double timeout)
+    Meeting(const Start& start, int round, double timeout, const std::function<void(const std::string&)>& warn)
         : start_(start),
           key_("ddl/rendezvous/" + std::to_string(round)),
-          deadline_(seconds_now() + timeout),
-          timeout_(timeout),
+          begin_(seconds_now()),
+          patience_(within({}, timeout)),
+          warn_(warn),
           sockets_(static_cast<size_t>(start.size)),
           connector_(std::make_shared<Connector>(start.rank, start.size)) {}
 
@@ -35,7 +39,7 @@ class Meeting {
         std::vector<std::string> contacts(sockets_.size());
         if (rank == 0) {
             const std::string token = new_token();
-            connector_->set_token(start_.proof(token));
+            connector_->set_token(start_.key(token));
             connector_->let_in();
             if (!start_.set(key_, token + " " + connector_->contact())) {
                 throw Error(DDL_ERROR_TRANSPORT, "ddl_init: the store did not take rank 0's address");
@@ -72,16 +76,19 @@ class Meeting {
     void find_first() {
         for (Backoff backoff(0, 0.05); !connector_->is_connected(0); backoff.pause()) {
             std::string value;
-            const double left = deadline_ - seconds_now();
-            if (left <= 0 || !start_.get(key_, &value, left)) fail({0});
+            const double until_then = (warned_ ? deadline_ : begin_ + patience_.warn_seconds) - seconds_now();
+            if (until_then <= 0 || !start_.get(key_, &value, until_then)) {
+                check_time({0});
+                continue;
+            }
             const size_t space = value.find(' ');
             if (space == std::string::npos) continue;
-            connector_->set_token(start_.proof(value.substr(0, space)));
+            connector_->set_token(start_.key(value.substr(0, space)));
             connector_->connect(0, value.substr(space + 1));
             const double until = std::min(deadline_, seconds_now() + kRetrySeconds);
             while (!connector_->is_connected(0) && connector_->attempts() > 0 &&
                    (seconds_now() < until || connector_->is_promised(0))) {
-                if (seconds_now() > deadline_) fail({0});
+                check_time({0});
                 serve();
             }
             connector_->give_up();
@@ -103,14 +110,23 @@ class Meeting {
                 if (!connector_->is_connected(other)) missing.push_back(other);
             }
             if (missing.empty()) return;
-            if (seconds_now() > deadline_) fail(missing);
+            check_time(missing);
         }
     }
 
+    // Warns once of ranks that do not come, and gives up when the time is over.
+    void check_time(const std::vector<int>& missing) {
+        const double waited = seconds_now() - begin_;
+        if (waited >= patience_.timeout_seconds) fail(missing);
+        if (waited >= patience_.warn_seconds && !std::exchange(warned_, true)) warn_(complaint(missing, waited));
+    }
+    std::string complaint(const std::vector<int>& missing, double waited) const {
+        return "ddl_init: rank " + std::to_string(start_.rank) + " has waited " +
+               std::to_string(static_cast<int>(waited)) + " s for " + name_list(missing) + ": not started, " +
+               (start_.secret.empty() ? "" : "with another DDL_SECRET, ") + "or no TCP connection is possible";
+    }
     [[noreturn]] void fail(const std::vector<int>& missing) const {
-        throw Error(DDL_ERROR_TIMEOUT, "ddl_init: rank " + std::to_string(start_.rank) + " has waited " +
-                                           std::to_string(static_cast<int>(timeout_)) + " s for " + name_list(missing) +
-                                           ": not started, or no TCP connection is possible. " + kPatienceOfInit);
+        throw Error(DDL_ERROR_TIMEOUT, complaint(missing, patience_.timeout_seconds) + ". " + kPatienceOfInit);
     }
 
     void check(int peer, Delivery delivery) const {
@@ -131,7 +147,11 @@ class Meeting {
 
     const Start& start_;
     const std::string key_;
-    const double deadline_, timeout_;
+    const double begin_;
+    const Patience patience_;
+    const double deadline_ = begin_ + patience_.timeout_seconds;
+    const std::function<void(const std::string&)>& warn_;
+    bool warned_ = false;
     std::vector<Socket> sockets_;
     std::shared_ptr<Connector> connector_;
 };
@@ -145,6 +165,22 @@ std::string new_token() {
     return token;
 }
 
+std::string Start::key(const std::string& token) const {
+    if (secret.empty()) return token;
+    std::string text;
+    for (const unsigned char byte : hmac_sha256(secret, token)) {
+        char digits[3];
+        std::snprintf(digits, sizeof digits, "%02x", byte);
+        text += digits;
+    }
+    return text;
+}
+
+std::string secret_of_environment() {
+    const char* const secret = std::getenv("DDL_SECRET");
+    return secret ? secret : "";
+}
+
 Start start_of(const ddl_membership& given, bool joins) {
     const bool has_place = given.size >= 1 && given.rank >= 0 && given.rank < given.size;
     if (!given.set || !given.get || (!joins && !has_place)) {
@@ -154,6 +190,7 @@ Start start_of(const ddl_membership& given, bool joins) {
     }
     Start made;
     made.joins = joins;
+    made.secret = secret_of_environment();
     made.rank = given.rank;
     made.size = given.size;
     made.set = [given](const std::string& key, const std::string& value) {
@@ -174,13 +211,14 @@ Start start_of(const ddl_membership& given, bool joins) {
     return made;
 }
 
-TcpLinks meet(const Start& start, int round, double timeout_seconds) {
+TcpLinks meet(const Start& start, int round, double timeout_seconds,
+              const std::function<void(const std::string&)>& warn) {
     if (start.size == 1) {
         TcpLinks alone;
         alone.ranks.resize(1);
         return alone;
     }
-    return Meeting(start, round, timeout_seconds).run();
+    return Meeting(start, round, timeout_seconds, warn).run();
 }
 
 }  // namespace ddl

@@ -16,16 +16,19 @@ namespace ddl {
 struct Start {
     int rank = 0, size = 1;  // not if it joins later
     bool joins = false;
-    std::string secret;  // that the job's processes were started with; may be empty
+    std::string secret;  // with which the job's processes were started; may be empty
     // The store.
     std::function<bool(const std::string& key, const std::string& value)> set;
     // False: not set within so many seconds. Throws Error.
     std::function<bool(const std::string& key, std::string* value, double seconds)> get;
 
-    // What the job's processes prove that they know, with a token from the store. Whoever reads the store knows the
-    // token, but not the secret.
-    std::string proof(const std::string& token) const { return secret + token; }
+    // What the job's processes prove to one another that they know. Whoever reads the store knows its token, but not
+    // the secret.
+    std::string key(const std::string& token) const;
 };
+
+// DDL_SECRET, or nothing.
+std::string secret_of_environment();
 
 // A caller's. The structure and its context must live as long as the result. Throws Error(DDL_ERROR_ARGUMENT).
 Start start_of(const ddl_membership& given, bool joins);
@@ -36,6 +39,7 @@ std::string new_token();
 // The connections of rank 0 to all others, and what makes those among the others. Collective; blocks. `round` counts
 // these calls of a process. Throws Error: DDL_ERROR_TIMEOUT after so many seconds, which names the ranks that did not
 // come.
-TcpLinks meet(const Start& start, int round, double timeout_seconds);
+TcpLinks meet(const Start& start, int round, double timeout_seconds,
+              const std::function<void(const std::string&)>& warn);
 
 }  // namespace ddl

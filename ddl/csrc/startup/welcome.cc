@@ -106,7 +106,7 @@ class Attempt {
         : deadline_(deadline), knock_(std::move(knock)) {
         const size_t space = value.find(' ');
         if (space == std::string::npos) return;
-        connector_.set_token(start.proof(value.substr(0, space)));
+        connector_.set_token(start.key(value.substr(0, space)));
         connector_.connect(0, value.substr(space + 1));
     }
 

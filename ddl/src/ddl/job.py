@@ -34,7 +34,7 @@ def init(
     `set(key, bytes)` and `get(key)`, which returns bytes; if there is nothing under the key, it returns None or raises
     KeyError. A store of torch.distributed is one. What the store raises, this raises.
 
-    Without them: MPI's ranks under mpirun or ddlrun, torchrun's, those of RANK, WORLD_SIZE, MASTER_ADDR and
+    Without them: ddlrun's ranks, MPI's under mpirun, torchrun's, those of RANK, WORLD_SIZE, MASTER_ADDR and
     MASTER_PORT, those of srun, else the process is the only rank.
 
     Raises ArgumentError (options that cannot be read, dimensions that do not multiply to the number of ranks, a rank

@@ -4,6 +4,7 @@
 #include "check.h"
 #include "forecast/choice.h"
 #include "forecast/simulate.h"
+#include "transport/host_memory.h"
 
 using namespace ddl;
 
@@ -106,17 +107,18 @@ TEST("the faster the links, the longer are messages, as far as shared memory car
         Links found = links({{0, 1, 2, 3}}, {});
         found.tiers.link = link;
         const Plan plan = chosen(options, dealt(4, each), found);
-        const auto chunk_bytes =
-            make_schedule(plan, 0, {Collective::allreduce, DDL_FLOAT32, DDL_SUM, 16 << 20, 0}).chunk_bytes;
-        const auto first = static_cast<uint64_t>(plan.dimensions[0]);
-        CHECK(plan.message_bytes == 0 || chunk_bytes / first >= plan.message_bytes);
+        for (const uint64_t count : {75000, 5000000, 16 << 20}) {
+            const Task task{Collective::allreduce, DDL_FLOAT32, DDL_SUM, count, 0};
+            const uint64_t message =
+                make_schedule(plan, 0, task).chunk_bytes / static_cast<uint64_t>(plan.dimensions[0]);
+            CHECK(each == 1 || message <= longest_riding(pipe_bytes_for(static_cast<size_t>(each))) || each > 11);
+            CHECK(count < 1 << 20 || 2 * message >= plan.message_bytes);
+        }
         return plan.message_bytes;
     };
-    const uint64_t least = Tuning{}.message_bytes;
-    CHECK_EQ(message_bytes("", 1, 25e6), least);
-    CHECK_EQ(message_bytes("", 2, 25e6), least);
-    CHECK_EQ(message_bytes("", 1, 125e6), uint64_t{62500});
-    CHECK_EQ(message_bytes("-mode p:2x4", 2, 125e6), uint64_t{62500});
+    CHECK_EQ(message_bytes("", 1, 1e6), Tuning{}.message_bytes);
+    CHECK_EQ(message_bytes("", 1, 25e6), uint64_t{50000});
+    CHECK_EQ(message_bytes("-mode p:2x4", 2, 25e6), uint64_t{50000});
     CHECK_EQ(message_bytes("", 1, 12.5e9), uint64_t{256 << 10});
     CHECK_EQ(message_bytes("", 2, 12.5e9), uint64_t{128 << 10});
     CHECK_EQ(message_bytes("", 11, 12.5e9), uint64_t{128 << 10});

@@ -37,8 +37,8 @@ Transports meet_all(Store& store, int size) {
     for (int rank = 0; rank < size; ++rank) {
         threads.emplace_back([&, rank] {
             try {
-                all[static_cast<size_t>(rank)] =
-                    std::make_unique<TcpTransport>(rank, meet(store.member(rank, size), 0, 60), nullptr);
+                all[static_cast<size_t>(rank)] = std::make_unique<TcpTransport>(
+                    rank, meet(store.member(rank, size), 0, 60, [](const std::string&) {}), nullptr);
             } catch (const std::exception& error) {
                 check::failed(__FILE__, __LINE__, error.what());
             }
@@ -470,13 +470,15 @@ TEST("ranks that find the address of a job before theirs in the store ask again"
     const Socket silent = listen_at("127.0.0.1", &port);
     Transports all(2);
     store.values["ddl/rendezvous/0"] = "old ? 127.0.0.1 1 127.0.0.1 " + std::to_string(port) + " ";
-    std::thread second([&] { all[1] = std::make_unique<TcpTransport>(1, meet(store.member(1, 2), 0, 60), nullptr); });
+    std::thread second([&] {
+        all[1] = std::make_unique<TcpTransport>(1, meet(store.member(1, 2), 0, 60, [](const std::string&) {}), nullptr);
+    });
     for (bool waits = true; waits;) {
         std::this_thread::sleep_for(std::chrono::milliseconds(10));
         const std::lock_guard lock(store.mutex);
         waits = store.gets == 0;
     }
-    all[0] = std::make_unique<TcpTransport>(0, meet(store.member(0, 2), 0, 60), nullptr);
+    all[0] = std::make_unique<TcpTransport>(0, meet(store.member(0, 2), 0, 60, [](const std::string&) {}), nullptr);
     second.join();
     CHECK(exchange_all(all, {1}));
     CHECK(store.gets > 1);

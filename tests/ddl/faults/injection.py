@@ -291,6 +291,8 @@ def statuses(fault: Fault) -> tuple[int, ...]:
 def named(fault: Fault) -> str:
     """The pattern that ddlrun's output must match: the rank or host of the fault; "" if it cannot be known."""
     rank, host = fault.victim, f"h{fault.victim // fault.each}"
+    if fault.what in WAITS_FOR_TIMEOUT and fault.moment == "start":
+        return rf"for rank {rank}\b"  # which has not said on which host it is
     if fault.what in INSIDE:
         return rf"rank {rank} (on {host}|\(host {host}[,)])"
     if fault.moment == "start":

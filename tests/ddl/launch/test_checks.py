@@ -33,7 +33,7 @@ def test_another_version_of_ddl_is_named_with_both_versions(machine: Make) -> No
 def test_a_host_without_the_plugin_for_mpi_is_a_warning(machine: Make) -> None:
     (row,) = checks.versions({"a": machine(), "b": replace(machine(), plugin=False)}, "0.1.0")
     assert row.state == WARNING
-    assert str(row).startswith("ddl: no libddl_mpi.so on b: ranks there cannot use ddl")
+    assert str(row).startswith("ddl: no libddl_mpi.so on b: ddl cannot use MPI there")
 
 
 @pytest.mark.parametrize(("asked", "state"), [(False, FAILED), (True, WARNING)])

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from ddl.launch import command, guard
+from ddl.launch import guard
 from ddl.launch.decide import Found, Job, decide
 from ddl.launch.errors import CheckError
 from ddl.launch.hosts import Allocation, Host
-from ddl.launch.options import Export, Options, parse
+from ddl.launch.options import Options, parse
 
 Cluster = Callable[..., Found]
 
@@ -94,11 +94,15 @@ def test_a_fabric_is_used_where_every_host_has_one_unless_tcp_is_asked_for(found
     [
         ("", {}, "over TCP, without MPI"),
         ("-m r --mpiarg -quiet", {"DDL_TRANSPORT": "auto"}, "over TCP, without MPI"),
-        ("-m bm:2x2", {}, "over MPI, whose collectives mode m is"),
-        ("", {"DDL_OPTIONS": "-dbg_level 1 -mode m"}, "over MPI, whose collectives mode m is"),
-        ("--no_ddloptions", {"DDL_OPTIONS": "-mode m"}, "over MPI, whose collectives mode m is"),
+        ("-m bm:2x2", {}, "over MPI, because mode m is its collectives"),
+        ("", {"DDL_OPTIONS": "-dbg_level 1 -mode m"}, "over MPI, because mode m is its collectives"),
+        ("--no_ddloptions", {"DDL_OPTIONS": "-mode m"}, "over MPI, because mode m is its collectives"),
         ("--mpiarg=--mca --mpiarg=pml --mpiarg=ucx", {}, "over MPI, for which --mpiarg sets pml"),
         ("-m m -x DDL_TRANSPORT=tcp", {}, "over TCP, as DDL_TRANSPORT asks"),
+        ("-x DDL_TRANSPORT=mpi -x DDL_TRANSPORT=tcp", {}, "over TCP, as DDL_TRANSPORT asks"),
+        ("-x DDL_TRANSPORT", {"DDL_TRANSPORT": "mpi"}, "over MPI, as DDL_TRANSPORT asks"),
+        ("-x DDL_TRANSPORT=auto", {}, "over TCP, without MPI"),
+        ("-x DDL_OPTIONS=-mode~m", {}, "over MPI, because mode m is its collectives"),
         ("", {"DDL_TRANSPORT": "mpi"}, "over MPI, as DDL_TRANSPORT asks"),
         # Inside another job of ddlrun, which set the variable for its own ranks.
         ("", {"DDL_TRANSPORT": "mpi", guard.MARK: "1"}, "over TCP, without MPI"),
@@ -106,7 +110,10 @@ def test_a_fabric_is_used_where_every_host_has_one_unless_tcp_is_asked_for(found
 )  # fmt: skip
 def test_ddl_takes_tcp_unless_something_needs_mpi(found: Cluster, line: str, environ: dict[str, str], why: str) -> None:
     cluster = found(2)
-    job = decide(options(line), replace(cluster, environ={**cluster.environ, **environ}))
+    job = decide(
+        parse([*(word.replace("~", " ") for word in line.split()), "python", "train.py"]),
+        replace(cluster, environ={**cluster.environ, **environ}),
+    )
     assert ("DDL", why) in job.reasons
     assert exported(job)["DDL_TRANSPORT"] == ("mpi" if "over MPI" in why else "tcp")
     assert ("DDL_RENDEZVOUS" in exported(job)) == ("over TCP" in why)
@@ -115,16 +122,28 @@ def test_ddl_takes_tcp_unless_something_needs_mpi(found: Cluster, line: str, env
 def test_ddl_takes_mpi_if_every_host_has_a_fabric(found: Cluster) -> None:
     cluster = found(2)
     both = {name: replace(one, fabrics=("mlx5_0",)) for name, one in cluster.machines.items()}
-    job = decide(options(""), replace(cluster, machines=both))
-    assert exported(job)["DDL_TRANSPORT"] == "mpi"
+    assert exported(decide(options(""), replace(cluster, machines=both)))["DDL_TRANSPORT"] == "mpi"
+    alone = replace(found(1), machines={"h0": both["h0"]})
+    assert exported(decide(options(""), alone))["DDL_TRANSPORT"] == "tcp"  # there is shared memory
 
 
-def test_the_secret_of_a_job_is_for_its_ranks_alone(found: Cluster) -> None:
-    job = decide(options(""), replace(found(2), secret="xyzzy"))
-    assert [one for one in job.exports if one.name == "DDL_SECRET"] == [Export("DDL_SECRET", "xyzzy", secret=True)]
-    launch = command.build(job, Path("/run"))
-    assert not any("xyzzy" in word for word in launch.argv)
-    assert "xyzzy" not in str(launch)
+def test_ddl_takes_mpi_between_hosts_whose_networks_are_not_known(found: Cluster) -> None:
+    job = decide(options("--skipchecks"), replace(found(2), machines={}))
+    assert ("DDL", "over MPI, because the networks between the hosts are not known") in job.reasons
+    assert exported(decide(options("--skipchecks -np 2"), replace(found(1), machines={})))["DDL_TRANSPORT"] == "tcp"
+
+
+def test_an_outer_job_s_networks_are_not_an_inner_one_s(found: Cluster) -> None:
+    cluster = found(2)
+    outer = {**cluster.environ, "DDL_NETWORKS": "127.0.0.0/8", guard.MARK: "1"}
+    assert exported(decide(options(""), replace(cluster, environ=outer)))["DDL_NETWORKS"] == "10.0.0.0/24"
+
+
+@pytest.mark.parametrize("line", ["", "-x DDL_SOCKET_IFNAME"])
+def test_interfaces_that_a_user_names_are_used_on_one_host_too(found: Cluster, line: str) -> None:
+    cluster = found(1)
+    named = {**cluster.environ, "DDL_SOCKET_IFNAME": "eth0"}
+    assert "DDL_NETWORKS" not in exported(decide(options(line), replace(cluster, environ=named)))
 
 
 def test_a_user_s_words_win(found: Cluster) -> None:

@@ -194,6 +194,21 @@ def test_a_value_may_hold_anything_and_is_for_the_ranks_alone(ddlrun: Run) -> No
     assert done.stdout == f"{value}|/no/such/folder|0\n", done.stderr  # mpirun, with that TMPDIR, would not start
 
 
+def test_each_job_has_a_secret_that_its_ranks_alone_know(ddlrun: Run) -> None:
+    script = "echo $DDL_SECRET ${OMPI_DDLRUN_X_DDL_SECRET-none}"
+    jobs = [ddlrun("-v", "-np", "2", "sh", "-c", script) for _ in range(2)]
+    secrets = []
+    for done in jobs:
+        line, other = done.stdout.splitlines()
+        assert line == other
+        secret, hidden = line.split()
+        assert len(secret) == 32
+        assert hidden == "none"
+        assert secret not in done.stderr
+        secrets.append(secret)
+    assert secrets[0] != secrets[1]
+
+
 def test_a_variable_of_a_short_name_has_its_own_value(ddlrun: Run) -> None:
     names = "gkrst"  # of variables that a line of sh before the program could have
     given = [word for name in names for word in ("-x", f"{name}=its {name}")]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import secrets
 import subprocess
 import sys
 import tempfile
@@ -25,6 +26,7 @@ from ddl.bench.crew import END_SECONDS, Crew, WrongSum, disband
 from ddl.launch import arguments, checks, command, folders, mpi, output, process, reach
 from ddl.launch.console import say, warn
 from ddl.launch.decide import Found, Job, decide
+from ddl.launch.environment import HIDDEN_PREFIX, SECRET
 from ddl.launch.errors import LaunchError, UsageError
 from ddl.launch.look import look
 from ddl.launch.machine import kernel
@@ -100,8 +102,8 @@ def _entered(asked: options.Bench, planned: Job) -> tuple[Contestant, ...]:
         return asked.only is None or asked.only.search(name) is not None
 
     ranks, interfaces = len(planned.places), planned.network.interfaces
-    transport = next(one.value for one in planned.exports if one.name == "DDL_TRANSPORT")
-    return ours, *contestants.peers(mpi_here, ranks, interfaces, others, wanted, transport=transport or "")
+    transport = next(str(one.value) for one in planned.exports if one.name == "DDL_TRANSPORT")
+    return ours, *contestants.peers(mpi_here, ranks, interfaces, others, wanted, transport=transport)
 
 
 def _measure(
@@ -164,8 +166,10 @@ def _launch(one: Contestant, asked: options.Bench, found: Found, folder: Path) -
 def _starter(
     launch: command.Launch, environ: Mapping[str, str]
 ) -> Callable[[Sequence[str], Mapping[str, str], IO[bytes]], subprocess.Popen[bytes]]:
+    secret = {f"{HIDDEN_PREFIX}{SECRET}": secrets.token_hex(16)}
+
     def start(last: Sequence[str], added: Mapping[str, str], output: IO[bytes]) -> subprocess.Popen[bytes]:
-        return process.start([*launch.argv, *last], {**environ, **launch.environment, **added}, output)
+        return process.start([*launch.argv, *last], {**environ, **launch.environment, **secret, **added}, output)
 
     return start
 

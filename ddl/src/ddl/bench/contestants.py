@@ -101,11 +101,11 @@ def peers(
     `others` are MPIs beside the one that starts the job. Raises CheckError if a worker cannot be made.
     """
     program = (str(_worker("bench_ddl")),)
-    other_one = "mpi" if transport == "tcp" else "tcp"
-    over_other = (Export("DDL_TRANSPORT", other_one),)
+    opposite = "mpi" if transport == "tcp" else "tcp"
+    over_opposite = (Export("DDL_TRANSPORT", opposite),)
     found = [
         Contestant(FLAT, program, mpi, mode=Mode("r", (ranks,)), port=2),
-        Contestant(f"{DDL} over {other_one.upper()}", program, mpi, exports=over_other, port=3),
+        Contestant(f"{DDL} over {opposite.upper()}", program, mpi, exports=over_opposite, port=3),
     ]
     found += _of_mpi(mpi, lambda: _worker("bench_mpi"), _NAMES[mpi.family], wanted)
     names = {_NAMES[mpi.family]}

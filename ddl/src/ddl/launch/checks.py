@@ -49,7 +49,7 @@ def versions(machines: Mapping[str, Machine], here: str) -> list[Check]:
     if other:
         return other
     if lacking := [name for name, one in machines.items() if not one.plugin]:
-        text = f"no {library.PLUGIN} on {', '.join(lacking)}: ranks there cannot use ddl, as MPI starts them; "
+        text = f"no {library.PLUGIN} on {', '.join(lacking)}: ddl cannot use MPI there (for a fabric, or mode m); "
         text += "install it (conda: libddl-mpi; pip: bascule-ddl again, with this MPI's mpicxx in PATH)"
         return [Check(WARNING, "ddl", text)]
     return [Check(OK, "ddl", f"version {here} and its plugin for MPI on {_hosts(machines)}")]

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from ddl.launch import door, rankfile
 from ddl.launch.decide import Job
-from ddl.launch.environment import HIDDEN_PREFIX, wrapper
+from ddl.launch.environment import HIDDEN_PREFIX, SECRET, wrapper
 from ddl.launch.errors import UsageError
 from ddl.launch.mpi import AGENTS, HYDRA
 from ddl.launch.options import Export
@@ -65,7 +65,8 @@ def build(job: Job, folder: Path) -> Launch:
     secrets = {one.name: one.value for one in job.exports if one.secret and one.value is not None}
     keeper = job.found.doorkeeper if job.here or job.network.networks else None
     first = door.removal(keeper) if keeper and job.here else ""
-    program = (*wrapper(job.found.mpi, first, tuple(secrets)), *job.found.program)
+    hidden = tuple(dict.fromkeys((*secrets, SECRET)))
+    program = (*wrapper(job.found.mpi, first, hidden), *job.found.program)
     environment = dict(ROOT_RIGHTS) if job.found.root and job.found.mpi.family != HYDRA else {}
     if keeper:
         environment |= door.variables(keeper, _let_in(job) or door.LOOPBACK, job.found.environ)

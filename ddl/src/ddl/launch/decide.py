@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ddl.launch import dimensions, door, environment, layout, network, rankfile
+from ddl.launch import dimensions, door, environment, guard, layout, network, rankfile
 from ddl.launch.checks import Check
 from ddl.launch.dimensions import MEASURED_LATER, Dimensions
 from ddl.launch.errors import CheckError
@@ -33,7 +33,6 @@ class Found:
     agent: str = ""  # in place of ssh
     root: bool = False
     ports: tuple[int, ...] = (0, 0)  # free ones, if the first host reported none
-    secret: str = ""  # of this job, for its ranks alone
     here: frozenset[str] = frozenset()  # names of this host
     doorkeeper: Path | None = None  # the port filter; None: MPI's ports are open to all
     rows: tuple[Check, ...] = ()  # one for each check that was made
@@ -81,7 +80,7 @@ def decide(options: Options, found: Found) -> Job:
     machines = {name: found.machines[name] for name in counts if name in found.machines}
     net = network.choose(list(counts), machines, found.addresses)
     adapters = {name: one.fabrics for name, one in machines.items()}
-    fabric = not options.tcp and len(adapters) == len(counts) and all(adapters.values())
+    fabric = len(counts) > 1 and not options.tcp and len(adapters) == len(counts) and all(adapters.values())
     cores = {name: one.cores for name, one in machines.items()}
     crowded = [name for name, count in counts.items() if count > cores.get(name, count)]
     made, more_reasons = _variables(options, found, shape, net, counts, cores, fabric=fabric)
@@ -101,7 +100,7 @@ def decide(options: Options, found: Found) -> Job:
         found,
         places,
         net,
-        environment.exports(options.exports, found.environ, made, found.secret),
+        environment.exports(options.exports, found.environ, made),
         shape,
         spares,
         fabric=fabric,
@@ -148,8 +147,13 @@ def _variables(
     port, own_port, *_ = ports or found.ports
     address = net.address or first
     made = {"MASTER_ADDR": address, "MASTER_PORT": str(port)}
-    networks = net.networks if len(counts) > 1 else door.LOOPBACK
-    if networks and not found.environ.get("DDL_NETWORKS"):
+    own = {} if guard.MARK in found.environ else found.environ  # not an outer job's
+    if len(counts) > 1:
+        networks = net.networks
+    else:
+        chosen = own.get("DDL_SOCKET_IFNAME") or any(one.name == "DDL_SOCKET_IFNAME" for one in options.exports)
+        networks = () if chosen else door.LOOPBACK
+    if not own.get("DDL_NETWORKS") and (networks or "DDL_NETWORKS" in found.environ):
         made["DDL_NETWORKS"] = ",".join(networks)
     reasons = [("rank 0", f"found at {made['MASTER_ADDR']}:{made['MASTER_PORT']}")]
     if not options.no_ddloptions:
@@ -164,9 +168,13 @@ def _variables(
         )
         if inherited:
             reasons.append(("DDL_OPTIONS", f"{made['DDL_OPTIONS']} (with those of the environment: {inherited})"))
-    effective = made.get("DDL_OPTIONS", found.environ.get("DDL_OPTIONS", ""))
+    given_values = environment.values(options.exports, found.environ)
     made["DDL_TRANSPORT"], why = environment.transport(
-        options.exports, found.environ, effective, options.mpiargs, fabric=fabric
+        given_values.get("DDL_TRANSPORT") or own.get("DDL_TRANSPORT", ""),
+        given_values.get("DDL_OPTIONS") or made.get("DDL_OPTIONS") or found.environ.get("DDL_OPTIONS", ""),
+        options.mpiargs,
+        fabric=fabric,
+        unknown=len(counts) > 1 and not net.networks,
     )
     reasons.append(("DDL", why))
     if made["DDL_TRANSPORT"] == "tcp":

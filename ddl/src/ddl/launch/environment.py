@@ -23,6 +23,7 @@ FORWARDED_PREFIXES = ("DDL_", "NCCL_")
 # Put before the name of a variable whose value is secret. Every user of a host can read command lines, so the value
 # travels in the environment: Open MPI hands what begins with OMPI_ to every rank unasked, and hydra all variables.
 HIDDEN_PREFIX = "OMPI_DDLRUN_X_"
+SECRET = "DDL_SECRET"  # of a job, for its ranks alone; drawn when it is run, and not printed
 
 # torchrun's name, and the variable in which each MPI has the value.
 _OPENMPI = {
@@ -77,10 +78,11 @@ def wrapper(mpi: Mpi, first: str = "", secrets: Sequence[str] = ()) -> tuple[str
     return ("/bin/sh", "-c", script, "ddlrun")
 
 
-def exports(
-    given: Sequence[Export], environ: Mapping[str, str], made: Mapping[str, str], secret: str = ""
-) -> tuple[Export, ...]:
-    """The variables of every rank: those always forwarded, `made`, the job's secret, and the user's, which win."""
+def exports(given: Sequence[Export], environ: Mapping[str, str], made: Mapping[str, str]) -> tuple[Export, ...]:
+    """The variables of every rank: those that are always forwarded, those of `made`, and the user's, which win.
+
+    DDL_TRANSPORT is that of `made`, which knows the user's.
+    """
     chosen = {
         name: Export(name)
         for name in sorted(environ)
@@ -89,9 +91,7 @@ def exports(
     if environ.get(VISIBLE) == "":  # empty means: no GPU
         chosen[VISIBLE] = Export(VISIBLE, "")
     chosen |= {name: Export(name, value) for name, value in made.items()}
-    if secret:
-        chosen["DDL_SECRET"] = Export("DDL_SECRET", secret, secret=True)
-    chosen |= {one.name: one for one in given}
+    chosen |= {one.name: one for one in given if one.name != "DDL_TRANSPORT" or one.name not in made}
     return tuple(chosen.values())
 
 
@@ -106,23 +106,22 @@ def visible(given: Sequence[Export], environ: Mapping[str, str]) -> str | None:
     return values(exports(given, environ, {}), environ).get(VISIBLE)
 
 
-def transport(
-    given: Sequence[Export], environ: Mapping[str, str], options: str, mpiargs: Sequence[str], *, fabric: bool
-) -> tuple[str, str]:
-    """DDL_TRANSPORT for libddl, whose DDL_OPTIONS are `options`, and the reason.
+def transport(asked: str, options: str, mpiargs: Sequence[str], *, fabric: bool, unknown: bool) -> tuple[str, str]:
+    """DDL_TRANSPORT for libddl, whose DDL_OPTIONS are `options`, and the reason. `asked` is the user's.
 
-    libddl's own TCP is faster than MPI's. But MPI knows fabrics, and is told the network by `mpiargs`.
+    libddl's own TCP is faster than MPI's. But MPI knows fabrics, is told the network by `mpiargs`, and finds its way
+    if the networks between hosts are `unknown`.
     """
-    inherited = {} if guard.MARK in environ else environ
-    asked = next((one.value for one in given if one.name == "DDL_TRANSPORT"), None) or inherited.get("DDL_TRANSPORT")
     if asked in ("mpi", "tcp"):
         return asked, f"over {asked.upper()}, as DDL_TRANSPORT asks"
     if fabric:
         return "mpi", "over MPI, which knows the fabric"
-    if modes_of(options) & {"m"}:
-        return "mpi", "over MPI, whose collectives mode m is"
+    if "m" in modes_of(options):
+        return "mpi", "over MPI, because mode m is its collectives"
     if chosen := [word for word in mpiargs if word.startswith(("btl", "pml", "mtl"))]:
         return "mpi", f"over MPI, for which --mpiarg sets {chosen[0]}"
+    if unknown:
+        return "mpi", "over MPI, because the networks between the hosts are not known"
     return "tcp", "over TCP, without MPI"
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import shutil
 import socket
 from collections.abc import Mapping
@@ -41,7 +40,6 @@ def look(asked: Options, environ: Mapping[str, str], rows: list[Check] | None = 
         agent=command.agent(environ),
         root=os.geteuid() == 0,
         ports=free_ports(),
-        secret=secrets.token_hex(16),
         doorkeeper=door.find(),
     )
     if problem := _agent_problem(found):

@@ -18,6 +18,7 @@ from ddl.launch.checks import Check
 from ddl.launch.command import Launch
 from ddl.launch.console import echo, say, show, warn
 from ddl.launch.decide import Found, Job, decide
+from ddl.launch.environment import HIDDEN_PREFIX, SECRET
 from ddl.launch.errors import CheckError
 from ddl.launch.look import look, reach_hosts
 from ddl.launch.machine import free_ports
@@ -70,7 +71,7 @@ def doctor(asked: Options) -> int:
     try:
         found = look(asked, dict(os.environ), rows)
         if not checks.failed(rows):
-            planned = ("ranks", "spare hosts", "dimensions", "network", "transport")
+            planned = ("ranks", "spare hosts", "dimensions", "network", "transport", "DDL")
             rows += [Check(checks.OK, *reason) for reason in decide(asked, found).reasons if reason[0] in planned]
     except CheckError as error:
         rows += [Check(checks.FAILED, subject, text) for subject, text in error.failures]
@@ -121,6 +122,7 @@ def _run(asked: Options, job: Job, launch: Launch, environ: Mapping[str, str]) -
     variables = {**environ, **launch.environment}
     for name in (reports.VARIABLE, reports.SIGNALS_VARIABLE, *guard.VARIABLES):  # of a job that this one is part of
         variables.pop(name, None)
+    variables.setdefault(f"{HIDDEN_PREFIX}{SECRET}", secrets.token_hex(16))
     heard = None
     if word := reports.diverted(asked.mpiargs):
         if asked.verbose:
