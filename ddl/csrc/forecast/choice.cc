@@ -15,9 +15,9 @@ namespace ddl {
 namespace {
 
 constexpr double kMessageSeconds = 2e-3;
-constexpr double kMostBetween = 256 << 10;
+constexpr double kMostMessageBetweenHosts = 256 << 10;
 // Longer ones do not go through a host's shared memory. With more ranks its pipes carry still shorter ones.
-constexpr double kMostInside = 128 << 10;
+constexpr double kMostMessageInsideHosts = 128 << 10;
 constexpr int kMostBeforeSmallPipes = 11;
 
 // Bytes per second between ranks of a host if not measured. Never used: there is one rank a host then.
@@ -100,7 +100,7 @@ uint64_t message_bytes(const Plan& plan, const Placement& placement, const Links
     for (const int host : placement.host_of) ++ranks[static_cast<size_t>(host)];
     const int local = *std::max_element(ranks.begin(), ranks.end());
     if (local > kMostBeforeSmallPipes) return 0;
-    const double most = local > 1 ? kMostInside : kMostBetween;
+    const double most = local > 1 ? kMostMessageInsideHosts : kMostMessageBetweenHosts;
     const double least = static_cast<double>(Tuning{}.message_bytes);
     return static_cast<uint64_t>(std::clamp(links.tiers.link * kMessageSeconds, least, most));
 }

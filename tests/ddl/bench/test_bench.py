@@ -19,10 +19,12 @@ from verdicts import judge
 from ddl import ddlrun
 from ddl.bench import chart, cli
 from ddl.bench.contest import Turns
-from ddl.bench.contestants import DDL, FLAT, peers
+from ddl.bench.contestants import DDL, FLAT, of_ddl, peers
 from ddl.bench.controller import CrewError
 from ddl.bench.crew import Crew, WrongSum
 from ddl.launch import mpi
+from ddl.launch.decide import Found
+from ddl.launch.hosts import Allocation
 
 ROOT = Path(__file__).parents[3]
 
@@ -135,6 +137,16 @@ def test_nothing_is_made_for_a_peer_that_is_not_wanted(tmp_path: Path) -> None:
     other = mpi.Mpi(tmp_path / "mpirun", mpi.HYDRA, (9, 0))  # there is no compiler beside it
     found = peers(mpi.find(), 2, [], [other], lambda name: "ring" in name and "Open MPI" in name, transport="tcp")
     assert [one.name for one in found] == ["Open MPI, ring", "Open MPI, segmented ring"]
+
+
+@pytest.mark.parametrize(("transport", "other"), [("tcp", "MPI"), ("mpi", "TCP")])
+def test_ddl_is_timed_over_the_other_transport_and_no_two_jobs_meet_at_one_port(transport: str, other: str) -> None:
+    here = mpi.find()
+    ours = peers(here, 2, [], [], lambda name: name.startswith(DDL), transport=transport)
+    assert [one.name for one in ours] == [FLAT, f"DDL over {other}"]
+    assert [one.value for one in ours[1].exports] == [other.lower()]
+    found = Found(here, Allocation((), ""), {}, {}, {}, ports=(1, 2, 3, 4))
+    assert [one.found(found).ports[:2] for one in (of_ddl(here), *ours)] == [(1, 2), (1, 3), (1, 4)]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

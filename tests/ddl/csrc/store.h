@@ -19,6 +19,7 @@ struct Store {
         ddl::Start made;
         made.rank = rank;
         made.size = size;
+        made.secret = std::string(80, 's');  // longer than a block of SHA-256
         made.set = [this](const std::string& key, const std::string& value) {
             const std::lock_guard lock(mutex);
             ++sets;

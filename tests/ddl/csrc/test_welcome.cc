@@ -63,7 +63,7 @@ class Hesitant {
         std::string value;
         store.member(0, 1).get(kDoorKey, &value, 60);
         const size_t space = value.find(' ');
-        connector_.set_token(value.substr(0, space));
+        connector_.set_token(store.member(0, 1).key(value.substr(0, space)));
         connector_.connect(0, value.substr(space + 1));
         await([&] {
             serve();
