@@ -28,7 +28,9 @@ constexpr double kConnectSeconds =
     3;                               // for which heartbeats may take to come up; on a network that works, milliseconds
 constexpr double kDeathSeconds = 1;  // for which MPI_Finalize is given a chance after a rank died
 constexpr double kFailureSeconds = 3;  // and after an error that others may still have to learn of
-constexpr double kLastWords = 0.5;     // for which a rank that fails alone waits, so that others can say that it left
+// For which a rank that fails waits: alone, so that others can say that it left; for what others did, so that these end
+// first.
+constexpr double kLastWords = 0.5;
 
 Job* the_job = nullptr;
 std::atomic<bool> in_child{false};
@@ -247,6 +249,8 @@ void Job::leave(int status) {
             _exit(status);
         }
         finalize();
+    } else if (status != 0 && failed_ && !launch_->must_finalize() && members_.size() > 1) {
+        std::this_thread::sleep_for(std::chrono::duration<double>(kLastWords));  // likewise: the cause ends first
     }
     if (heartbeats_ && watching_) heartbeats_->say_goodbye();
 }
