@@ -108,8 +108,8 @@ int connect_to_any(const std::string& contacts) {
 // Small whole numbers, so that sums are exact in float32 for thousands of ranks.
 float element(int rank, size_t i) { return static_cast<float>(rank % 13 + static_cast<int>(i % 17)); }
 
-// Memory that begins at a cache line, as PyTorch's does: with other beginnings a copy may take a tenth longer, and each
-// contestant would have its own.
+// Memory that begins at a cache line, as PyTorch's does, for every contestant: a plain vector's begins at any 16 bytes,
+// as each process's heap happens to be.
 template <typename T>
 struct LineAllocator {
     using value_type = T;

@@ -16,7 +16,8 @@ namespace {
 
 constexpr double kMessageSeconds = 2e-3;
 constexpr double kMostMessageBetweenHosts = 256 << 10;
-// Longer ones do not go through a host's shared memory. With more ranks its pipes carry still shorter ones.
+// Longer ones do not go through a host's shared memory. If it has more ranks than kMostBeforeSmallPipes, its pipes
+// carry only shorter ones.
 constexpr double kMostMessageInsideHosts = 128 << 10;
 constexpr int kMostBeforeSmallPipes = 11;
 
@@ -92,7 +93,7 @@ Network network_of(const Links& links, int local_size) {
     return network;
 }
 
-// A message costs some 10 us beside its bytes. One that keeps its link busy for kMessageSeconds hides that; a longer
+// A message costs 10 to 20 us beside its bytes. One that keeps its link busy for kMessageSeconds hides that. A longer
 // one would only keep other tiers waiting for its chunk.
 uint64_t message_bytes(const Plan& plan, const Placement& placement, const Links& links) {
     if (plan.modes.find_first_not_of('r') != std::string::npos) return 0;  // NCCL or MPI cuts messages itself

@@ -148,11 +148,10 @@ def _variables(
     address = net.address or first
     made = {"MASTER_ADDR": address, "MASTER_PORT": str(port)}
     own = {} if guard.MARK in found.environ else found.environ  # not an outer job's
-    if len(counts) > 1:
-        networks = net.networks
-    else:
-        chosen = own.get("DDL_SOCKET_IFNAME") or any(one.name == "DDL_SOCKET_IFNAME" for one in options.exports)
-        networks = () if chosen else door.LOOPBACK
+    given_values = environment.values(options.exports, found.environ)
+    networks = net.networks if len(counts) > 1 else door.LOOPBACK
+    if len(counts) == 1 and (own.get("DDL_SOCKET_IFNAME") or given_values.get("DDL_SOCKET_IFNAME")):
+        networks = ()  # the user has named the interfaces
     if not own.get("DDL_NETWORKS") and (networks or "DDL_NETWORKS" in found.environ):
         made["DDL_NETWORKS"] = ",".join(networks)
     reasons = [("rank 0", f"found at {made['MASTER_ADDR']}:{made['MASTER_PORT']}")]
@@ -168,7 +167,6 @@ def _variables(
         )
         if inherited:
             reasons.append(("DDL_OPTIONS", f"{made['DDL_OPTIONS']} (with those of the environment: {inherited})"))
-    given_values = environment.values(options.exports, found.environ)
     made["DDL_TRANSPORT"], why = environment.transport(
         given_values.get("DDL_TRANSPORT") or own.get("DDL_TRANSPORT", ""),
         given_values.get("DDL_OPTIONS") or made.get("DDL_OPTIONS") or found.environ.get("DDL_OPTIONS", ""),
