@@ -14,15 +14,16 @@ DEFINITIONS: Mapping[str, str] = {
     "share": "the part of `saved` that may stay on the device; the cell's budget is share x saved",
     "largest": "bytes of the largest record: the tolerance of every target about memory",
     "ratio": "a cell's step time over plain's step time in the same round; its figure is the median over the rounds",
-    "over the pool": "a cell's step time over that of plain over the page pool in the same round; the median over the "
-    "rounds: what swapping costs, without what the allocator gives",
+    "over the pool": "a cell's step time divided by the time of the cell *pool* in the same round; the median over the "
+    "rounds. It says what swapping costs, without the allocator's gain",
     "over the other": "a cell's step time over that of the other checkout's LMS with the same budget in the same "
     "round; the median over the rounds",
     "noise floor": "distance from 1 of the farther quartile of the ratios of plain's second process to its first",
     "identical": "loss and every gradient of every step, warm-up included, have the same bits as plain's",
     "managed peak": "most bytes of records that LMS held at once in any pass, copies in flight included",
     "resident peak": "most bytes on the device in any timed step: VmHWM on a CPU, allocated bytes on a GPU",
-    "floor": "resident peak of share 0 in the timed steps, less what LMS held in its moment: what no swapping lowers",
+    "floor": "the resident peak at share 0 in the timed steps, less what LMS held at that moment. Swapping cannot "
+    "lower it",
     "bytes out": "bytes that a timed pass copied to the tier below; the most of any timed pass",
     "bytes back": "bytes that a timed pass copied from the tier below; the most of any timed pass",
     "step time": "the ratio at the share that is judged, 35%",

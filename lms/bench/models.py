@@ -1,6 +1,6 @@
 """The models that are measured, each with one fixed batch: a ResNet, a GPT with long sequences, a 3D U-Net.
 
-On a CPU each saves 600 to 700 MB for its backward and takes 2 to 4 s a step on two cores.
+On a CPU each saves 550 to 680 MB for its backward and takes 2 to 4 s a step on two cores.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class Size:
 
 SIZES = {
     "quick": Size((4, (64, 64), 16, (1, 1)), (2, 256, 128, 64, 2, 2), (4, (32, 32, 32))),
-    # 600 to 700 MB saved.
+    # 550 to 680 MB saved.
     "cpu": Size((1, (704, 704), 64, (3, 3, 2, 1)), (1, 4096, 1024, 256, 4, 9), (8, (112, 128, 104))),
     # Some 5 GB saved, because every cell of the benchmark keeps its pinned host memory until the end.
     "cuda": Size((6, (704, 704), 64, (3, 4, 6, 3)), (2, 8192, 8192, 1024, 16, 5), (32, (144, 160, 128))),

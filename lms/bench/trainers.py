@@ -25,7 +25,7 @@ from lms.units import format_size
 
 VENV = Path(__file__).resolve().parents[2] / ".venv"
 ALL = "activations,optimizer,parameters,gradients"
-STATE_STAYS = "activations,optimizer"  # with parameters or gradients away LMS would run a compiled model uncompiled
+STATE_STAYS = "activations,optimizer"  # without parameters and gradients a compiled model's graph stays whole
 SHARE = 0.6  # of what plain training adds to the resident set after its imports
 MOST_OVER, MOST_CPU = 0.01, 1.15  # the targets: peak over the limit, as a share of it; CPU time over plain's
 SETTLED = STEPS // 2  # steps after which LMS has made its last plan

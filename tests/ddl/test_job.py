@@ -51,7 +51,7 @@ def test_options_that_differ_between_ranks_are_named(ranks: Run) -> None:
 def test_options_of_the_original_that_do_nothing_are_named_once(ranks: Run) -> None:
     done = ranks(2, "init.py", DDL_OPTIONS="-mode r:2 -rebind_iter 3")
     assert done.returncode == 0, done.stdout
-    assert done.stdout.count("warning: DDL_OPTIONS: -rebind_iter 3: of the original, has no effect here") == 1
+    assert done.stdout.count("warning: DDL_OPTIONS: ignored, because only PowerAI's DDL used it: -rebind_iter 3") == 1
 
 
 def test_a_timeout_that_is_no_number_is_an_error(ranks: Run) -> None:

@@ -247,7 +247,7 @@ class Block(nn.Module):
 
 
 def compiled(by_block: bool) -> Callable[[bool], Result]:
-    """torch.compile. With parameters or gradients away LMS would run it uncompiled, so they stay."""
+    """torch.compile. With parameters or gradients away LMS would break its graph at each module, so they stay."""
 
     def train(swaps: bool) -> Result:
         torch.manual_seed(0)

@@ -10,8 +10,9 @@ import pytest
 from lms.core.plan import Choice, make_plan
 from lms.core.timeline import Timeline
 from lms.core.trace import Access, Tensor
+from lms.limits import limit_document, limits_of, limits_text
 from lms.link import Link
-from lms.report import limit_document, limits_of, limits_text, picture_of, render
+from lms.report import picture_of, render
 from lms.stats import Stats
 from lms.trace import Trace
 

@@ -63,11 +63,10 @@ int tier_of(const Step& step, const Schedule& schedule, const Layout& layout) {
 }
 
 Tuning tuning_of(const ddl_plan* asked) {
-    Tuning tuning;
     switch (asked ? asked->algorithm : DDL_ALGORITHM_AUTOMATIC) {
-        case DDL_ALGORITHM_AUTOMATIC: return tuning;
-        case DDL_ALGORITHM_LATENCY: tuning.algorithm = Algorithm::latency; return tuning;
-        case DDL_ALGORITHM_BANDWIDTH: tuning.algorithm = Algorithm::bandwidth; return tuning;
+        case DDL_ALGORITHM_AUTOMATIC: return {};
+        case DDL_ALGORITHM_LATENCY: return {Algorithm::latency};
+        case DDL_ALGORITHM_BANDWIDTH: return {Algorithm::bandwidth};
     }
     throw Error(DDL_ERROR_ARGUMENT,
                 "algorithm " + std::to_string(static_cast<int>(asked->algorithm)) + " is none of ddl_algorithm");
@@ -80,7 +79,7 @@ Plan plan_of(const Network& network, const ddl_plan* asked, const Task& task) {
     if (asked && asked->ranks) ranks.assign(asked->ranks, asked->ranks + size);
     Plan plan;
     if (options.dimensions.empty()) {
-        plan = choose_plan(network, task, tuning_of(asked));
+        plan = choose_plan(network, task);
         if (!ranks.empty()) plan = reordered(std::move(plan), std::move(ranks));
         if (options.modes != "p") {
             plan.modes = make_plan(size, plan.dimensions, options.modes).modes;  // one for each, checked

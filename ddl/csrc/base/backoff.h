@@ -31,7 +31,7 @@ class Backoff {
     // Spins or yields. False when the time for that is over, and nothing was done.
     bool gives_way() {
         if (++count_ <= spins_) return true;
-        if (count_ > spins_ * kYields + kYields) return false;
+        if (count_ > spins_ * kYieldsASpin + kYields) return false;
         std::this_thread::yield();
         return true;
     }
@@ -45,7 +45,9 @@ class Backoff {
     }
 
   private:
-    static constexpr int kYields = 20;
+    static constexpr int kYieldsASpin = 20;
+    // A rank that naps makes those nap that wait for it, so an interruption had better be over before.
+    static constexpr int kYields = 200;
     static constexpr double kFirstNap = 10e-6;
     static constexpr double kGrowth = 1.25;  // a nap is at most a quarter of those before it together, and kFirstNap
 

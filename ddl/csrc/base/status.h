@@ -19,8 +19,7 @@ struct Status {
     bool ok() const { return code == DDL_SUCCESS; }
 };
 
-// Thrown by the pure parts (plans, schedules, options, the simulator). The engine returns a Status instead: no
-// exception crosses its thread.
+// Thrown by all parts but the engine's calls. These return a Status: no exception crosses the engine's thread.
 class Error : public std::runtime_error {
   public:
     Error(Code code, const std::string& message) : std::runtime_error(message), code_(code) {}

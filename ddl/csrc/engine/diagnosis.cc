@@ -35,7 +35,7 @@ void Diagnosis::watch(Communicator& comm, double now) {
         };
         const std::string what = comm.name(comm.rank) + " has waited " + std::to_string(static_cast<int>(stalled)) +
                                  " s in " + describe(active.header);
-        if (verdict == Watch::Verdict::ask) ask(comm, active);
+        if (verdict == Watch::Verdict::ask) ask(comm, active, stalled);
         if (verdict == Watch::Verdict::warn) core_.warnings.push_back(what + ": " + report());
         if (active.watch.hopeless()) {
             return core_.break_comm(comm, core_.cause(DDL_ERROR_SHUTDOWN, what + ": " + report()));
@@ -73,10 +73,10 @@ void Diagnosis::break_mismatch(Communicator& comm, const Active& active, int ran
     core_.break_comm(comm, core_.cause(DDL_ERROR_MISMATCH, text));
 }
 
-void Diagnosis::ask(const Communicator& comm, Active& active) {
+void Diagnosis::ask(const Communicator& comm, Active& active, double stalled) {
     NoticeContent query = comm.notice(NoticeKind::query);
     query.sequence = active.header.sequence;
-    for (const int rank : active.watch.to_ask(comm.size(), comm.rank, active.operation->awaited())) {
+    for (const int rank : active.watch.to_ask(comm.size(), comm.rank, stalled, active.operation->awaited())) {
         send_notice(*core_.transport, {comm.group.members[static_cast<size_t>(rank)]}, query);
     }
 }

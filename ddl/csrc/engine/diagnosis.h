@@ -27,7 +27,7 @@ class Diagnosis {
 
   private:
     bool hear_departed(Communicator& comm, Active& active);
-    void ask(const Communicator& comm, Active& active);
+    void ask(const Communicator& comm, Active& active, double stalled);
     void heed(Communicator& comm, int from, const NoticeContent& notice);
     void answer(int from, const NoticeContent& query);
     void hear(int from, const NoticeContent& answer);

@@ -184,8 +184,8 @@ Cause Loop::try_fast_path(Communicator& comm, const Call& call, const Header& he
 }
 
 void Loop::serve() {
-    // Others' queries wait this long for an answer, and 128 times as long if receives are posted (transport_mpi.cc,
-    // transport_shared.cc).
+    // Others' queries wait this long for an answer. If receives are posted, they wait some times as long
+    // (kNoticePolls in transport_mpi.cc and transport_shared.cc).
     constexpr auto kIdle = std::chrono::milliseconds(5);
     Backoff backoff(core_.options.spin_polls, core_.options.nap_seconds);
     while (!stopping_) {

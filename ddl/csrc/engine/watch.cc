@@ -38,8 +38,9 @@ Watch::Verdict Watch::judge(double stalled) {
     return Verdict::wait;
 }
 
-std::vector<int> Watch::to_ask(int size, int rank, const std::vector<int>& awaited) {
-    if (!std::exchange(asked_, true)) return awaited;
+std::vector<int> Watch::to_ask(int size, int rank, double stalled, const std::vector<int>& awaited) {
+    const bool soon = size > kFew && stalled < patience_.warn_seconds * 0.9;
+    if (!std::exchange(asked_, true) || soon) return awaited;
     std::vector<int> ranks;
     for (int other = 0; other < size; ++other) {
         const auto known = answers_.find(other);

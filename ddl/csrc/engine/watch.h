@@ -28,10 +28,12 @@ class Watch {
     // What to do after `stalled` seconds without progress. `ask` and `warn` come once for each time they are due.
     Verdict judge(double stalled);
 
-    // Which ranks to ask, of `size`, less `rank` itself. At first those that a message is awaited from, who are most
-    // often the cause; then all that have not said that they called it, or that they wait for something of their own:
-    // the cause may stand far behind.
-    std::vector<int> to_ask(int size, int rank, const std::vector<int>& awaited);
+    // Which ranks to ask after `stalled` seconds, of `size`, less `rank` itself. At first those that a message is
+    // awaited from, who are most often the cause. Then all that have not said that they called it, or that they wait
+    // for something of their own: the cause may stand far behind. If there are more than kFew, only as the warning is
+    // near: each question to a rank that this one has not talked to makes a connection.
+    static constexpr int kFew = 64;
+    std::vector<int> to_ask(int size, int rank, double stalled, const std::vector<int>& awaited);
 
     // What a rank said about itself. `waits`: as Operation::own_wait().
     void answer(int rank, bool arrived, const Header& call, Leave left, const std::string& waits = "");

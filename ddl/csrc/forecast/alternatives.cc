@@ -40,24 +40,21 @@ std::vector<std::vector<int>> joinings(const Network& network) {
     return found;
 }
 
-Alternative forecast(const Network& network, Plan plan, const Task& task, Tuning tuning, Algorithm algorithm) {
-    tuning.algorithm = algorithm;
-    Forecast made = simulate(network, plan, task, tuning);
+Alternative forecast(const Network& network, Plan plan, const Task& task, Algorithm algorithm) {
+    Forecast made = simulate(network, plan, task, Tuning{algorithm});
     return {std::move(plan), algorithm, std::move(made)};
 }
 
 bool faster(const Alternative& a, const Alternative& b) { return a.forecast.seconds < b.forecast.seconds; }
 
 // The plans of all joinings, as rings, with their forecasts; none if the simulation would take minutes.
-std::vector<Alternative> hierarchies(const Network& network, const Task& task, const Tuning& tuning) {
+std::vector<Alternative> hierarchies(const Network& network, const Task& task) {
     check(network);
-    Tuning by_rings = tuning;
-    by_rings.algorithm = Algorithm::bandwidth;
     std::vector<Alternative> found;
     for (const auto& dimensions : joinings(network)) {
         Plan plan = make_plan(network.size(), dimensions, "r");
-        if (!is_quick(network, plan, task, by_rings)) continue;
-        found.push_back(forecast(network, std::move(plan), task, tuning, Algorithm::bandwidth));
+        if (!is_quick(network, plan, task, Tuning{Algorithm::bandwidth})) continue;
+        found.push_back(forecast(network, std::move(plan), task, Algorithm::bandwidth));
     }
     return found;
 }
@@ -91,20 +88,19 @@ Plan fastest(const Network& network, const std::vector<Alternative>& found) {
 
 }  // namespace
 
-Plan choose_plan(const Network& network, const Task& task, const Tuning& tuning) {
-    Plan plan = fastest(network, hierarchies(network, task, tuning));
-    set_crossover(plan, network, tuning);
+Plan choose_plan(const Network& network, const Task& task) {
+    Plan plan = fastest(network, hierarchies(network, task));
+    set_crossover(plan, network);
     return plan;
 }
 
-std::vector<Alternative> alternatives(const Network& network, const Task& task, const Tuning& tuning) {
-    std::vector<Alternative> others = hierarchies(network, task, tuning);
+std::vector<Alternative> alternatives(const Network& network, const Task& task) {
+    std::vector<Alternative> others = hierarchies(network, task);
     Plan plan = fastest(network, others);
-    set_crossover(plan, network, tuning);
-    const bool doubles = make_schedule(plan, 0, task, tuning).algorithm.rfind("recursive", 0) == 0;
+    set_crossover(plan, network);
+    const bool doubles = make_schedule(plan, 0, task).algorithm.rfind("recursive", 0) == 0;
     const bool replaced = others.empty() && !doubles;
-    std::vector<Alternative> found{
-        forecast(network, plan, task, tuning, replaced ? Algorithm::latency : Algorithm::automatic)};
+    std::vector<Alternative> found{forecast(network, plan, task, replaced ? Algorithm::latency : Algorithm::automatic)};
     if (replaced) {
         found[0].forecast.reason = "not what the library does: rings over more ranks than elements are not simulated";
     }
@@ -114,12 +110,12 @@ std::vector<Alternative> alternatives(const Network& network, const Task& task, 
             return other.plan.dimensions == plan.dimensions;
         });
         if (chosen != others.end()) others.erase(chosen);
-        others.push_back(forecast(network, plan, task, tuning, Algorithm::latency));
+        others.push_back(forecast(network, plan, task, Algorithm::latency));
     }
     if (found[0].forecast.chunks > 1) {
         Plan whole = plan;
         whole.chunks = 1;
-        others.push_back(forecast(network, std::move(whole), task, tuning, Algorithm::bandwidth));
+        others.push_back(forecast(network, std::move(whole), task, Algorithm::bandwidth));
     }
     std::sort(others.begin(), others.end(), faster);
     std::move(others.begin(), others.end(), std::back_inserter(found));

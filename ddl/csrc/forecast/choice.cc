@@ -15,11 +15,7 @@ namespace ddl {
 namespace {
 
 constexpr double kMessageSeconds = 2e-3;
-constexpr double kMostMessageBetweenHosts = 256 << 10;
-// Longer ones do not go through a host's shared memory. If it has more ranks than kMostBeforeSmallPipes, its pipes
-// carry only shorter ones.
-constexpr double kMostMessageInsideHosts = 128 << 10;
-constexpr int kMostBeforeSmallPipes = 11;
+constexpr double kMostMessage = 256 << 10;
 
 // Bytes per second between ranks of a host if not measured. Never used: there is one rank a host then.
 constexpr double kUnknown = 1e10;
@@ -94,15 +90,12 @@ Network network_of(const Links& links, int local_size) {
 }
 
 // A message costs 10 to 20 us beside its bytes. One that keeps its link busy for kMessageSeconds hides that. A longer
-// one would only keep other tiers waiting for its chunk.
+// one would only keep other tiers waiting for its chunk, and would not go through a host's memory.
 uint64_t message_bytes(const Plan& plan, const Placement& placement, const Links& links) {
     if (plan.modes.find_first_not_of('r') != std::string::npos) return 0;  // NCCL or MPI cuts messages itself
-    std::vector<int> ranks(static_cast<size_t>(placement.num_hosts));
-    for (const int host : placement.host_of) ++ranks[static_cast<size_t>(host)];
-    const int local = *std::max_element(ranks.begin(), ranks.end());
-    if (local > kMostBeforeSmallPipes) return 0;
-    const double most = local > 1 ? kMostMessageInsideHosts : kMostMessageBetweenHosts;
+    const bool alone = placement.num_hosts == static_cast<int>(placement.host_of.size());  // one rank a host
     const double least = static_cast<double>(Tuning{}.message_bytes);
+    const double most = alone ? kMostMessage : std::max(least, static_cast<double>(links.local_message));
     return static_cast<uint64_t>(std::clamp(links.tiers.link * kMessageSeconds, least, most));
 }
 

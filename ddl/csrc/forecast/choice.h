@@ -12,6 +12,7 @@ struct Links {
     Tiers tiers;
     double local_bandwidth = 0;  // bytes per second between ranks of a host; 0: not known
     double local_latency = 0;    // seconds
+    uint64_t local_message = 0;  // longest message through the memory of the host with the most ranks; 0: there is none
 };
 
 // Whether the plan depends on measured links: some dimension has mode p, and there are several hosts.

@@ -107,7 +107,7 @@ double doubling_seconds(const Network& network, uint64_t bytes, int halvings) {
     return Doubling(network, Layout(network)).seconds(bytes, static_cast<size_t>(halvings), 0);
 }
 
-void set_crossover(Plan& plan, const Network& network, const Tuning& tuning) {
+void set_crossover(Plan& plan, const Network& network) {
     check(network);
     plan.small_bytes = 0;
     plan.halved_above.clear();
@@ -115,8 +115,7 @@ void set_crossover(Plan& plan, const Network& network, const Tuning& tuning) {
     if (network.size() < 2 || std::any_of(network.tiers.begin(), network.tiers.end(), unknown)) return;
     const Layout layout(network);
     const Doubling doubling(network, layout);
-    Tuning by_dimensions = tuning;
-    by_dimensions.algorithm = Algorithm::bandwidth;
+    const Tuning by_dimensions{Algorithm::bandwidth};
     const auto allreduce = [](uint64_t bytes) {
         return Task{Collective::allreduce, DDL_FLOAT32, DDL_SUM, bytes / size_of(DDL_FLOAT32), 0};
     };

@@ -20,6 +20,6 @@ double doubling_seconds(const Network& network, uint64_t bytes, int halvings = 0
 // be computed: latencies are not known, there is only one rank, or the simulation would take minutes.
 constexpr uint64_t kLeastDoubled = 2 << 10;
 constexpr uint64_t kMostDoubled = 16 << 10;
-void set_crossover(Plan& plan, const Network& network, const Tuning& tuning = {});
+void set_crossover(Plan& plan, const Network& network);
 
 }  // namespace ddl

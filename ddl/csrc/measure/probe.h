@@ -1,9 +1,9 @@
 // Measures the links between the hosts of a job, over the transport that the job will use.
 //
 // One rank of each host, its leader, exchanges data with one other leader at a time, both ways. In a round many pairs
-// do so at once (tiers.h says which, and why). A round lasts a fixed time, however fast the links are. The leaders pass
-// a barrier before each round, so that rounds do not overlap. First, pairs of ranks measure the bandwidth inside each
-// host. All other ranks wait.
+// do so at once (rounds.h says which, and why). A round lasts a fixed time, however fast the links are. The leaders
+// pass a barrier before each round, so that rounds do not overlap. First, pairs of ranks measure the bandwidth inside
+// each host. All other ranks wait.
 #pragma once
 
 #include "forecast/tiers.h"

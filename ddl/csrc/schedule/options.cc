@@ -97,7 +97,7 @@ std::string idle_options(const Options& options) {
     for (const auto& [name, value] : numbers) {
         if (value != 0) idle += (idle.empty() ? "" : ", ") + std::string(name) + " " + std::to_string(value);
     }
-    return idle.empty() ? "" : "DDL_OPTIONS: " + idle + ": of the original, has no effect here";
+    return idle.empty() ? "" : "DDL_OPTIONS: ignored, because only PowerAI's DDL used it: " + idle;
 }
 
 std::string format_options(const Options& options) {

@@ -40,9 +40,7 @@ Plan plan_of(const Options& options, const Placement& placement) {
     for (char& mode : asked.modes) {
         if (mode == 'p') mode = 'r';  // the only mode that p chooses
     }
-    if (asked.dimensions.empty() && asked.modes.size() == 1 && options.modes == "p") {
-        return plan_of_groups({placement.host_of}, asked.modes);
-    }
+    if (asked.dimensions.empty() && options.modes == "p") return plan_of_groups({placement.host_of});
     Plan plan = plan_of_options(asked, static_cast<int>(placement.host_of.size()), placement.host_order());
     plan.reason = "as DDL_OPTIONS asks: " + format_options(options);
     return plan;

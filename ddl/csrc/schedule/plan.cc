@@ -41,7 +41,7 @@ std::string one_for_each(const std::string& modes, size_t dimensions) {
                 std::to_string(dimensions) + " dimensions: give one letter for all, or one for each");
 }
 
-// The sizes of the groups by number, counted in what `members` lists, each member once.
+// The size of each group, by the groups' numbers.
 std::vector<int> sizes_of(const std::vector<int>& groups) {
     std::map<int, int> counts;
     for (const int group : groups) ++counts[group];
@@ -127,7 +127,7 @@ Plan reordered(Plan plan, std::vector<int> ranks) {
 
 Plan flat_plan(int size, std::string reason) { return make_plan(size, {size}, "r", {}, std::move(reason)); }
 
-Plan plan_of_groups(const std::vector<std::vector<int>>& groups, const std::string& modes) {
+Plan plan_of_groups(const std::vector<std::vector<int>>& groups) {
     if (groups.empty() || groups[0].empty()) throw wrong("no hosts: a plan is for at least 1 rank");
     const size_t size = groups[0].size();
     for (const auto& level : groups) {
@@ -175,8 +175,7 @@ Plan plan_of_groups(const std::vector<std::vector<int>>& groups, const std::stri
     }
     if (units > 1) dimensions.push_back(static_cast<int>(units));
     if (reason.empty()) reason = "the same number of ranks on each host, and of groups in each group";
-    return make_plan(static_cast<int>(size), dimensions, modes.size() == dimensions.size() ? modes : modes.substr(0, 1),
-                     std::move(ranks), reason);
+    return make_plan(static_cast<int>(size), dimensions, "r", std::move(ranks), reason);
 }
 
 Plan plan_of_part(const Plan& world, const std::vector<int>& members) {
@@ -199,7 +198,7 @@ Plan plan_of_part(const Plan& world, const std::vector<int>& members) {
         groups.push_back(std::move(level));
     }
     if (groups.empty()) groups.emplace_back(members.size(), 0);
-    Plan plan = plan_of_groups(groups, "r");
+    Plan plan = plan_of_groups(groups);
     std::vector<int> ranks;
     for (const int rank : plan.ranks) ranks.push_back(order[static_cast<size_t>(rank)]);
     plan = reordered(std::move(plan), std::move(ranks));

@@ -50,7 +50,7 @@ Plan reordered(Plan plan, std::vector<int> ranks);
 // group, then by rank. The first level whose groups differ in size, and all levels above it, are left out; if the hosts
 // differ, the plan is one ring in host order. `reason` says so. Throws Error if the lengths differ or a group lies in
 // two groups of the next level.
-Plan plan_of_groups(const std::vector<std::vector<int>>& groups, const std::string& modes = "r");
+Plan plan_of_groups(const std::vector<std::vector<int>>& groups);
 
 // The plan of `members`, a part of the ranks of `world`, by their numbers in the part. It keeps the world's order, and
 // the world's groups as far as the part fills them evenly.

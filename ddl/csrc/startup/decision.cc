@@ -1,9 +1,11 @@
 #include "startup/decision.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <cstring>
 
 #include "base/status.h"
+#include "transport/host_memory.h"
 
 namespace ddl {
 namespace {
@@ -103,6 +105,15 @@ class Reader {
 using Integers = std::vector<int>;
 using Doubles = std::vector<double>;
 
+// The longest message that goes through every host's memory.
+uint64_t local_message_of(const Placement& placement) {
+    int most = 0;
+    for (int rank = 0; rank < static_cast<int>(placement.host_of.size()); ++rank) {
+        most = std::max(most, placement.local_size(rank));
+    }
+    return longest_riding(pipe_bytes_for(static_cast<size_t>(most)));
+}
+
 }  // namespace
 
 std::vector<std::byte> pack(const Decision& decision) {
@@ -110,7 +121,8 @@ std::vector<std::byte> pack(const Decision& decision) {
     Integers sizes;
     for (const auto& rack : links.tiers.racks) sizes.push_back(static_cast<int>(rack.size()));
     Writer writer;
-    writer.put(Integers{plan.chunks, static_cast<int>(plan.message_bytes), static_cast<int>(plan.small_bytes)});
+    writer.put(Integers{plan.chunks, static_cast<int>(plan.message_bytes), static_cast<int>(plan.small_bytes),
+                        static_cast<int>(links.local_message)});
     writer.put(plan.halved_above);
     writer.put(plan.dimensions);
     writer.put(plan.ranks);
@@ -126,7 +138,7 @@ std::vector<std::byte> pack(const Decision& decision) {
 
 Decision unpack(const std::vector<std::byte>& data) {
     Reader reader(data);
-    const auto head = reader.take<Integers>(3);
+    const auto head = reader.take<Integers>(4);
     auto halved_above = reader.take<std::vector<uint64_t>>();
     const auto dimensions = reader.take<Integers>();
     auto ranks = reader.take<Integers>();
@@ -139,6 +151,7 @@ Decision unpack(const std::vector<std::byte>& data) {
     decision.plan.small_bytes = static_cast<uint64_t>(head[2]);
     decision.plan.halved_above = std::move(halved_above);
     Links& links = decision.links;
+    links.local_message = static_cast<uint64_t>(head[3]);
     const auto measured = reader.take<Doubles>(5);
     links.tiers.link = measured[0];
     links.tiers.near = measured[1];
@@ -158,7 +171,8 @@ Decision decide(Bootstrap& bootstrap, const Options& options, const Placement& p
     bootstrap.run([&] {
         const Probe seen = probe(bootstrap, placement, tag, probe_options);
         if (bootstrap.rank() == 0) {
-            const Links links{find_tiers(seen.between), seen.local_bandwidth, seen.local_latency};
+            const Links links{find_tiers(seen.between), seen.local_bandwidth, seen.local_latency,
+                              local_message_of(placement)};
             describe(bootstrap, placement, seen, links.tiers, options.dbg_level, say);
             data = pack({choose(options, placement, links), links});
         }

@@ -43,13 +43,6 @@ void copy(const std::string& text, char (&target)[size], const char* what) {
     std::memcpy(target, text.c_str(), text.size() + 1);
 }
 
-std::vector<std::string> words(const char* text) {
-    std::istringstream stream(text);
-    std::vector<std::string> all;
-    for (std::string word; stream >> word;) all.push_back(word);
-    return all;
-}
-
 // Hosts are told apart by the kernel's names and their own: containers may have one name, and simulated hosts one
 // kernel.
 std::string place() {
@@ -122,12 +115,7 @@ std::vector<Greeting> Job::assemble(const std::string& options, int64_t origin, 
         if (members_.size() > 1 && !heartbeats_) {
             // Only now it is known whether there are other hosts, who need an address to connect to.
             std::atomic_store(&heartbeats_, std::make_shared<Heartbeats>(addresses_in_use(greetings)));
-            std::string contact;
-            for (const Endpoint& endpoint : heartbeats_->contact()) {
-                const std::string text = endpoint.address + " " + std::to_string(endpoint.port) + " ";
-                if (contact.size() + text.size() < sizeof mine.contact) contact += text;
-            }
-            copy(contact, mine.contact, "the list of addresses");
+            copy(to_text(heartbeats_->contact(), sizeof mine.contact - 1), mine.contact, "the list of addresses");
             greetings = call_roll(lobby, mine, patience, warn);
         }
     } catch (const Error& error) {
@@ -161,13 +149,10 @@ void Job::connect_heartbeats(const std::vector<Greeting>& greetings,
         names_.push_back("rank " + std::to_string(rank) + " (host " + greeting.host + ", process " +
                          std::to_string(greeting.process) + ")");
         const bool same_host = std::strcmp(greeting.place, greetings[static_cast<size_t>(members_.rank)].place) == 0;
-        Contact contact;
-        const std::vector<std::string> pairs = words(greeting.contact);
-        for (size_t i = 0; i + 1 < pairs.size(); i += 2) {
-            if (pairs[i] == kLoopbackAddress && !same_host) continue;
-            contact.push_back({pairs[i], static_cast<uint16_t>(std::stoi(pairs[i + 1]))});
+        contacts.emplace_back();
+        for (const Endpoint& endpoint : contact_of(greeting.contact)) {
+            if (endpoint.address != kLoopbackAddress || same_host) contacts.back().push_back(endpoint);
         }
-        contacts.push_back(std::move(contact));
     }
     const std::vector<int> missing = heartbeats_->connect(members_.rank, contacts, greetings[0].token, kConnectSeconds,
                                                           [this](int rank, Death cause) { report_death(rank, cause); });

@@ -112,7 +112,7 @@ std::unique_ptr<Launch> launch_of_mpi(const LaunchOptions& options) {
                             : "";
     const SharedLibrary plugin({"libddl_mpi.so"}, "ddl_init: MPI started this process, but libddl's plugin for MPI",
                                "install it with the MPI that it was built for (conda: libddl-mpi; pip: install "
-                               "bascule-ddl again where that MPI's mpicxx is in PATH)" +
+                               "./ddl again where that MPI's mpicxx is in PATH)" +
                                    instead,
                                SharedLibrary::Scope::global);
     const MpiPlugin& (*found)() = nullptr;

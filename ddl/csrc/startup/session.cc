@@ -50,7 +50,8 @@ int cores_of_host(const std::vector<Greeting>& greetings, const std::string& pla
     return count_cores(sets);
 }
 
-// The numbers that the members of an epoch had before the one before, in which they were `numbers`; -1: has joined.
+// `numbers` are what the ranks of the last epoch were called in an earlier one. Returns the same for the ranks of this
+// epoch; -1 for those that have joined.
 std::vector<int> numbers_before(const Membership& members, const std::vector<int>& numbers) {
     std::vector<int> all;
     for (const int former : members.former) all.push_back(former < 0 ? -1 : numbers[static_cast<size_t>(former)]);

@@ -1,5 +1,7 @@
 #include "startup/tcp_rendezvous.h"
 
+#include <sys/resource.h>
+
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -21,6 +23,15 @@ namespace {
 
 constexpr double kRetrySeconds = 2;  // without success: the store is read again
 constexpr int kServeMilliseconds = 50;
+
+// A rank may come to have a connection and a heartbeat to each other one, and 1024 files are the usual limit.
+void allow_sockets(int ranks) {
+    constexpr rlim_t kOthers = 512;  // the program's own files
+    rlimit limit{};
+    if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+    limit.rlim_cur = std::max(limit.rlim_cur, std::min(2 * static_cast<rlim_t>(ranks) + kOthers, limit.rlim_max));
+    setrlimit(RLIMIT_NOFILE, &limit);
+}
 
 // One rank's part.
 class Meeting {
@@ -218,6 +229,7 @@ TcpLinks meet(const Start& start, int round, double timeout_seconds,
         alone.ranks.resize(1);
         return alone;
     }
+    allow_sockets(start.size);
     return Meeting(start, round, timeout_seconds, warn).run();
 }
 

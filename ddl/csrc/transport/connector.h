@@ -34,7 +34,7 @@ class Connector {
 
     // Where this rank listens, for the others: one line.
     const std::string& contact() const { return contact_; }
-    // The job's secret; at most 64 bytes. Nobody is let in before let_in().
+    // The job's secret. Nobody is let in before let_in().
     void set_token(std::string token) { token_ = std::move(token); }
     void let_in();
     // Where all listen. If they share this rank's host, it stops to listen at addresses that other hosts reach.

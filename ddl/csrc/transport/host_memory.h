@@ -13,8 +13,8 @@ namespace ddl {
 
 // Most bytes of a host, whatever the number of its ranks.
 constexpr size_t kMostHostMemory = 64 << 20;
-// Longer messages are the wrapped transport's. An allreduce of up to 64 MiB among two ranks has no longer ones: over a
-// loopback its messages take two to three times as long as through memory.
+// Longer messages are the wrapped transport's. Two ranks that sum up to 64 MiB send no longer ones. Over a loopback
+// these would take two to three times as long.
 constexpr size_t kMostRiding = 128 << 10;
 
 // Bytes of a pipe between two of `ranks`, a power of two; 0 if there are too many for useful pipes.

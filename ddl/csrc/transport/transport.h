@@ -1,9 +1,9 @@
-// Point-to-point messages between the ranks of a job, on which the engine stands. TCP and MPI implement it, and
-// transport_local.h for tests.
+// Point-to-point messages between the ranks of a job, on which the engine stands. TCP and MPI implement it, and shared
+// memory in front of either.
 //
 // The engine calls one function of a transport at a time (under its progress lock), from changing threads: an MPI
-// implementation needs MPI_THREAD_SERIALIZED if nobody else calls MPI. No function but wait() blocks. None throws
-// anything but std::bad_alloc, and one that does has changed nothing; poll(), test() and cancel() throw nothing.
+// implementation needs MPI_THREAD_SERIALIZED if nobody else calls MPI. No function but wait() and close() blocks. None
+// throws anything but std::bad_alloc, and one that does has changed nothing; poll(), test() and cancel() throw nothing.
 #pragma once
 
 #include <cstddef>

@@ -71,12 +71,7 @@ bool SharedTransport::send(Neighbour& its, const Message& message) {
 Ticket SharedTransport::isend(int peer, Tag tag, const void* data, size_t bytes) {
     Neighbour* const its = neighbour(peer);
     if (!its) return pass(others_->isend(peer, tag, data, bytes));
-    Message message;
-    message.state = State::unsent;
-    message.peer = peer;
-    message.tag = tag;
-    message.from = data;
-    message.bytes = bytes;
+    const Message message{State::unsent, peer, tag, data, nullptr, {}, bytes, 0};
     if (rides(bytes) && its->unsent.empty() && send(*its, message)) return kSent;
     // All memory first: every message that is posted must be known.
     const Slot slot = take_slot(message);
@@ -114,25 +109,13 @@ bool SharedTransport::peek(int peer, Tag tag, const std::byte** data, size_t* by
 Ticket SharedTransport::irecv(int peer, Tag tag, void* data, size_t capacity) {
     Neighbour* const its = neighbour(peer);
     if (!its) return pass(others_->irecv(peer, tag, data, capacity));
-    Message message;
-    message.state = State::awaited;
-    message.peer = peer;
-    message.tag = tag;
-    message.to = data;
-    message.bytes = capacity;
-    return receive(*its, message);
+    return receive(*its, {State::awaited, peer, tag, nullptr, data, {}, capacity, 0});
 }
 
 Ticket SharedTransport::irecv_reduce(int peer, Tag tag, const Reduction& reduction, size_t bytes) {
     Neighbour* const its = neighbour(peer);
     if (!its || !rides(bytes)) return 0;
-    Message message;
-    message.state = State::awaited;
-    message.peer = peer;
-    message.tag = tag;
-    message.reduction = reduction;
-    message.bytes = bytes;
-    return receive(*its, message);
+    return receive(*its, {State::awaited, peer, tag, nullptr, nullptr, reduction, bytes, 0});
 }
 
 Ticket SharedTransport::receive(Neighbour& its, const Message& message) {

@@ -5,26 +5,24 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import shlex
 import sys
 from collections.abc import Sequence
-from importlib import import_module
 from importlib.util import find_spec
-from itertools import dropwhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import lms
 from lms.console import say, warn
 from lms.errors import LMSError, UsageError, remedy
 from lms.files import check_output, write_output
+from lms.launcher import launcher_of
 from lms.link import KNOWN, Link, parse_link
 from lms.link import cli as link_cli
 from lms.options import BOUNDS, Options, add_flags, arguments, from_flags, given_words, spelled
-from lms.stats import format_seconds
+from lms.plan_text import bound_text, forecast_text, records_text
 from lms.sweep import cli as sweep_cli
-from lms.target import Target, framework_of
+from lms.target import Target, framework_of, parse_target
 from lms.trace import Trace
 from lms.tune import cli as tune_cli
 from lms.units import format_size
@@ -248,7 +246,7 @@ def _run(args: argparse.Namespace) -> int:
     if options.metrics_port is not None:
         _check_installed("--metrics-port", "prometheus_client", extra="metrics")
     files = {"trace": trace, "report": report, "perfetto": perfetto, "stats": stats}
-    return _launcher(target).run(target, options, **{name: path for name, path in files.items() if path is not None})
+    return launcher_of(target).run(target, options, **{name: path for name, path in files.items() if path is not None})
 
 
 def _plan(args: argparse.Namespace) -> int:
@@ -256,7 +254,7 @@ def _plan(args: argparse.Namespace) -> int:
     step, table = _output("--trace", args.trace), _output("--json", args.json)
     if args.largest is not None:
         return _largest(args, options, target)
-    status, trace, link = _launcher(target).record(target, options)
+    status, trace, link = launcher_of(target).record(target, options)
     if trace is None or link is None:
         return status
     if step is not None:
@@ -302,10 +300,10 @@ def _simulate(args: argparse.Namespace) -> int:
     if args.json is not None:
         warn("--json: without effect together with a limit, frac or budget")
     plan = _planned(trace, link, options)
-    bound = [_bound(trace, plan, link)] if args.bound else []  # first, because it may be refused
-    print("\n".join([_priced(trace, plan, link), *bound]))
+    bound = [bound_text(trace, plan, link, effort=_EFFORT)] if args.bound else []  # first, because it may be refused
+    print("\n".join([forecast_text(trace, plan, link), *bound]))
     if args.records:
-        print(_records(trace, plan))
+        print(records_text(trace, plan))
     if args.perfetto is not None:
         from lms.core.timeline import Timeline
         from lms.perfetto import to_json
@@ -354,83 +352,17 @@ def _sweep(args: argparse.Namespace) -> int:
             raise UsageError(
                 f"--beside={text!r}: {error}; expected a script and its arguments, as a shell has them"
             ) from None
-        beside.append(_target(words, "sweep --beside"))
+        beside.append(parse_target(words, "sweep --beside"))
     return sweep_cli.run(args, target, beside)
 
 
 def _prepared(args: argparse.Namespace) -> tuple[Options, Target]:
     """Everything about a command that runs a script that can be refused before a framework is loaded."""
-    target = _target(args.target, args.action.__name__[1:])
+    target = parse_target(args.target, args.action.__name__[1:])
     options = from_flags(args)
     framework = framework_of(target)
     _check_installed("lms run", framework, extra=framework)
     return options, target
-
-
-def _target(words: Sequence[str], command: str) -> Target:
-    """The script, or -m and a module, with its arguments. Raises UsageError if it is not there."""
-    name, *rest = words or [""]
-    is_module = name.startswith("-m")
-    if is_module:
-        name, *rest = [name[2:], *rest] if name != "-m" else rest or [""]
-        if not name:
-            raise UsageError("-m: expected the name of a module, as in `lms run -m package.train`")
-    elif not name:
-        raise UsageError("SCRIPT: none given; expected the path of a Python script, or -m MODULE")
-    else:
-        path = Path(name)
-        if _PYTHON.fullmatch(path.name) and not _is_script(path):
-            raise UsageError(_without_python(name, rest, command))
-        wrong = "no such file" if not os.path.exists(path) else ""  # False also for a name that is too long
-        if os.path.isdir(path) and not (path / "__main__.py").is_file():
-            wrong = "a folder without __main__.py"
-        if wrong:
-            raise UsageError(f"SCRIPT={name!r}: {wrong}; expected the path of a Python script, or -m MODULE")
-    return Target(name, tuple(rest), is_module=is_module)
-
-
-class Launcher(Protocol):
-    """A framework's way to run a script with large model support."""
-
-    def run(
-        self,
-        target: Target,
-        options: Options,
-        *,
-        trace: Path | None = None,
-        report: Path | None = None,
-        perfetto: Path | None = None,  # PyTorch's alone, as is `stats`
-        stats: Path | None = None,
-    ) -> int:
-        """Run it and write the files that are asked for; the exit status."""
-
-    def record(self, target: Target, options: Options) -> tuple[int, Trace | None, Link | None]:
-        """Run it until a step was recorded; the exit status so far, the step, the link."""
-
-
-def _launcher(target: Target) -> Launcher:
-    launcher: Launcher = import_module(f"lms.{framework_of(target)}.launcher")
-    return launcher
-
-
-_PYTHON = re.compile(r"python[0-9.]*")
-
-
-def _is_script(path: Path) -> bool:
-    """Whether it is a file, and no executable of the system."""
-    try:
-        with path.open("rb") as file:
-            return file.read(4) != b"\x7fELF"
-    except OSError:
-        return False
-
-
-def _without_python(name: str, rest: list[str], command: str) -> str:
-    target = list(dropwhile(lambda word: word.startswith("-") and word != "-m", rest)) or ["train.py"]
-    return (
-        f"SCRIPT={name!r}: leave the interpreter out, as in `lms {command} {shlex.join(target)}`: "
-        f"the script runs in the Python of lms, {sys.executable}"
-    )
 
 
 def _output(option: str, path: Path | None) -> Path | None:
@@ -472,55 +404,9 @@ def _planned(trace: Trace, link: Link, options: Options) -> Plan:
 
 def _answer(trace: Trace, link: Link, path: Path | None) -> None:
     """Print the limits and their costs, and write them as JSON to `path`."""
-    from lms.report import limit_document, limits_of, limits_text
+    from lms.limits import limit_document, limits_of, limits_text
 
     rows = limits_of(trace, link)
     if path is not None:
         write_output("--json", path, json.dumps(limit_document(trace, link, rows), indent=2).encode() + b"\n")
     print(limits_text(trace, link, rows))
-
-
-def _priced(trace: Trace, plan: Plan, link: Link) -> str:
-    forecast = plan.forecast
-    bound = f"limit {format_size(plan.limit)}" if plan.limit is not None else f"budget {format_size(plan.budget)}"
-    slower = f" ({forecast.seconds / trace.seconds:.2f} x its computation alone)" if trace.seconds else ""
-    step, plain = trace.step_seconds(forecast.seconds), trace.step_seconds(trace.seconds)
-    in_all = [("step", f"{format_seconds(step)} ({step / plain:.2f} x the step with nothing swapped)")]
-    lines = [
-        ("under", bound),
-        ("link", f"{link.name}: {format_size(link.out)}/s out, {format_size(link.back)}/s back"),
-        ("swapped", f"{len(plan.moved())} of {len(trace.records)} records"),
-        ("out, back", f"{format_size(forecast.out)}, {format_size(forecast.back)} of {format_size(trace.saved)} saved"),
-        ("held at most", format_size(forecast.held_peak)),
-        *([("peak", format_size(forecast.resident_peak))] if forecast.resident_peak else []),
-        *([("floor", f"{format_size(plan.floor)}, {plan.floor_module}")] if plan.floor else []),
-        ("pass", f"{format_seconds(forecast.seconds)}{slower}"),
-        *(in_all if trace.cycle else []),
-        (
-            "waiting",
-            f"{format_seconds(forecast.stall_out)} for copies out, {format_seconds(forecast.stall_in)} for back",
-        ),
-    ]
-    return "\n".join(f"{name:<12}  {text}" for name, text in lines)
-
-
-def _bound(trace: Trace, plan: Plan, link: Link) -> str:
-    from lms.core.bound import least_seconds
-
-    budget = plan.budget if plan.limit is None else None
-    try:
-        bound = least_seconds(trace, link, limit=plan.limit, budget=budget, effort=_EFFORT)
-    except UsageError as error:
-        raise UsageError(f"--bound: {error}") from None
-    gap = bound.gap(plan.forecast.seconds)
-    how = f"takes at most {gap:.1%} more than the best" if gap >= 0.0005 else "is as fast, to 0.1%"
-    stopped = "" if bound.solved else f"; {bound.why}, so the true gap may be smaller"
-    return f"{'bound':<12}  {format_seconds(bound.seconds)}: no plan takes less; this one {how}{stopped}"
-
-
-def _records(trace: Trace, plan: Plan) -> str:
-    width = max((len(record.module) for record in trace.records), default=0)
-    return "\n".join(
-        f"{index:>5}  {format_size(record.nbytes):>8}  {record.module:<{width}}  {plan.reasons.get(index, '')}"
-        for index, record in enumerate(trace.records)
-    )

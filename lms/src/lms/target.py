@@ -5,12 +5,16 @@ from __future__ import annotations
 import ast
 import builtins
 import os
+import re
 import runpy
+import shlex
 import sys
 import zipfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.machinery import SourceFileLoader
 from importlib.util import find_spec
+from itertools import dropwhile
 from pathlib import Path
 from types import ModuleType, TracebackType
 
@@ -34,6 +38,48 @@ class Target:
     def words(self) -> list[str]:
         """The program and its arguments, as on the command line of `lms run`."""
         return [*(["-m"] if self.is_module else []), self.name, *self.args]
+
+
+def parse_target(words: Sequence[str], command: str) -> Target:
+    """The script, or -m and a module, with its arguments. Raises UsageError if it is not there."""
+    name, *rest = words or [""]
+    is_module = name.startswith("-m")
+    if is_module:
+        name, *rest = [name[2:], *rest] if name != "-m" else rest or [""]
+        if not name:
+            raise UsageError("-m: expected the name of a module, as in `lms run -m package.train`")
+    elif not name:
+        raise UsageError("SCRIPT: none given; expected the path of a Python script, or -m MODULE")
+    else:
+        path = Path(name)
+        if _PYTHON.fullmatch(path.name) and not _is_script(path):
+            raise UsageError(_without_python(name, rest, command))
+        wrong = "no such file" if not os.path.exists(path) else ""  # False also for a name that is too long
+        if os.path.isdir(path) and not (path / "__main__.py").is_file():
+            wrong = "a folder without __main__.py"
+        if wrong:
+            raise UsageError(f"SCRIPT={name!r}: {wrong}; expected the path of a Python script, or -m MODULE")
+    return Target(name, tuple(rest), is_module=is_module)
+
+
+_PYTHON = re.compile(r"python[0-9.]*")
+
+
+def _is_script(path: Path) -> bool:
+    """Whether it is a file, and no executable of the system."""
+    try:
+        with path.open("rb") as file:
+            return file.read(4) != b"\x7fELF"
+    except OSError:
+        return False
+
+
+def _without_python(name: str, rest: list[str], command: str) -> str:
+    target = list(dropwhile(lambda word: word.startswith("-") and word != "-m", rest)) or ["train.py"]
+    return (
+        f"SCRIPT={name!r}: leave the interpreter out, as in `lms {command} {shlex.join(target)}`: "
+        f"the script runs in the Python of lms, {sys.executable}"
+    )
 
 
 def framework_of(target: Target) -> str:

@@ -6,8 +6,8 @@
 #include <memory>
 #include <vector>
 
+#include "local_transport.h"
 #include "transport/host_memory.h"
-#include "transport/transport_local.h"
 #include "transport/transport_shared.h"
 
 using Transports = std::vector<std::unique_ptr<ddl::Transport>>;

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "base/status.h"
+#include "local_transport.h"
 #include "transport/bootstrap.h"
-#include "transport/transport_local.h"
 
 inline ddl::BootstrapOptions talk_options(std::vector<std::string> hosts = {"a", "b", "c", "d", "e", "f", "g", "h"}) {
     ddl::BootstrapOptions options;

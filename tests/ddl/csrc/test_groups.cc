@@ -1,5 +1,6 @@
 // Modes other than r, and buffers in a device's memory, through the engine: with groups and devices of this process.
 #include <cmath>
+#include <limits>
 #include <random>
 
 #include "base/backoff.h"
@@ -50,10 +51,10 @@ EngineOptions impatient() {
     return options;
 }
 
-// Opens when it has been asked often enough.
+// Opens when it has been asked more than `most` times.
 struct LateGate final : Fence {
-    std::atomic<int> asked{0};
-    bool passed() override { return ++asked > 100; }
+    std::atomic<int> asked{0}, most{100};
+    bool passed() override { return ++asked > most; }
 };
 
 int32_t value(int rank, size_t i, int call) { return static_cast<int32_t>(i) * (rank + 1) + call; }
@@ -286,11 +287,13 @@ TEST("an operation waits for what its buffers wait for") {
         std::vector<int32_t> data(1000, -1);
         Call call = world.call(rank, data.data(), data.data(), data.size(), Memory::device);
         const auto gate = std::make_shared<LateGate>();
+        gate->most = std::numeric_limits<int>::max();
         call.after = gate;
         RequestPtr request;
         CHECK(engine.submit(kWorld, call, &request).ok());
         while (gate->asked < 10) std::this_thread::yield();
         CHECK(!request->finished());
+        gate->most = 0;
         CHECK(engine.wait(request).ok());
         CHECK_EQ(data[0], -2);
     });

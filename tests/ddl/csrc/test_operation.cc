@@ -8,8 +8,8 @@
 #include "check.h"
 #include "engine/engine.h"
 #include "engine/notice.h"
+#include "local_transport.h"
 #include "stubborn.h"
-#include "transport/transport_local.h"
 #include "world.h"
 
 using namespace ddl;

@@ -1,6 +1,6 @@
 #include "base/backoff.h"
 #include "check.h"
-#include "transport/transport_local.h"
+#include "local_transport.h"
 
 using namespace ddl;
 

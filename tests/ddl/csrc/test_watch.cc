@@ -90,17 +90,23 @@ TEST("a rank that waits for its own GPU says so, and is named by the others, who
     for (const int rank : {1, 2, 3}) watch.answer(rank, true, call(5), Leave::no, rank == 2 ? "its GPU" : "");
     const std::string text = watch.report(kGroup, 0, {1});
     CHECK_EQ(text, std::string("rank 2 has called it, and waits for its GPU"));
-    watch.to_ask(4, 0, {1});
-    CHECK(watch.to_ask(4, 0, {1}) == std::vector<int>({2}));
+    watch.to_ask(4, 0, 2, {1});
+    CHECK(watch.to_ask(4, 0, 2, {1}) == std::vector<int>({2}));
 }
 
 TEST("those that a message is awaited from are asked first, then whoever has not said that it came") {
     Watch watch({1, 10, 30});
-    CHECK(watch.to_ask(4, 1, {0}) == std::vector<int>({0}));
+    CHECK(watch.to_ask(4, 1, 2, {0}) == std::vector<int>({0}));
     watch.answer(0, true, call(0), Leave::no);
-    CHECK(watch.to_ask(4, 1, {0}) == std::vector<int>({2, 3}));
+    CHECK(watch.to_ask(4, 1, 2, {0}) == std::vector<int>({2, 3}));
     watch.answer(2, false, call(0), Leave::no);
-    CHECK(watch.to_ask(4, 1, {0}) == std::vector<int>({2, 3}));
+    CHECK(watch.to_ask(4, 1, 2, {0}) == std::vector<int>({2, 3}));
     watch.progress();
-    CHECK(watch.to_ask(4, 1, {3}) == std::vector<int>({3}));
+    CHECK(watch.to_ask(4, 1, 2, {3}) == std::vector<int>({3}));
+}
+
+TEST("in a large job all are asked only when the warning is near") {
+    Watch watch({1, 10, 30});
+    for (const double stalled : {1., 2., 8.}) CHECK(watch.to_ask(100, 0, stalled, {7}) == std::vector<int>({7}));
+    CHECK_EQ(watch.to_ask(100, 0, 9, {7}).size(), size_t{99});
 }

@@ -10,7 +10,7 @@
 #include "check.h"
 #include "engine/engine.h"
 #include "hosts.h"
-#include "transport/transport_local.h"
+#include "local_transport.h"
 
 // A test for waiters that do not spin, as where ranks outnumber cores, and for some that do: only they stay in the
 // engine for a moment when a blocking call begins (Engine::run_alone). TEST_WITH_SPINS("a sentence") { ... spins ... }

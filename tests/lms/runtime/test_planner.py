@@ -14,7 +14,7 @@ from lms.core.link import Link
 from lms.core.trace import AccessKind
 from lms.errors import LimitError
 from lms.runtime import planner as planner_module
-from lms.runtime.planner import MOST_GUIDES, TIMED_EVERY, PassPlanner
+from lms.runtime.planner import MOST_GUIDES, MOST_UNSEEN, TIMED_EVERY, PassPlanner
 from lms.runtime.recorder import Counters, Finished
 from lms.runtime.state_room import StateRoom
 
@@ -136,9 +136,33 @@ def test_more_shapes_than_plans_are_kept_are_each_learned_again(make: Planner) -
     planner = make(budget=0)
     shapes = [[10 + size] * 3 for size in range(MOST_GUIDES + 6)]
     for sizes in [*shapes, *shapes]:
+        run(planner, sizes)  # most get their plan when they come again
+    for sizes in shapes:
         assert run(planner, sizes) is None, "it was forgotten before it came again"
     assert len(planner.guides) == MOST_GUIDES
     assert run(planner, shapes[-1]) is not None
+
+
+def test_passes_unlike_all_before_get_a_plan_when_they_come_again(make: Planner) -> None:
+    planner = make(budget=0)
+    shapes = [[10 + size] * 3 for size in range(MOST_UNSEEN + 6)]
+    for sizes in shapes:
+        run(planner, sizes)
+    made = len(planner.guides)
+    assert made == MOST_UNSEEN
+    run(planner, shapes[-1])
+    assert len(planner.guides) == made + 1
+    assert run(planner, shapes[-1]) is not None
+
+
+def test_what_fits_and_comes_again_is_led_without_being_shown(make: Planner) -> None:
+    planner = make(limit=10_000)
+    for size in range(100, 110):
+        run(planner, [size] * 6)
+    shown, replans = planner.plan, planner.replans
+    assert [run(planner, [50] * 6) is not None for _ in range(4)] == [False, False, False, True]
+    assert planner.plan is shown
+    assert planner.replans == replans
 
 
 def test_a_pass_without_a_backward_teaches_nothing(make: Planner) -> None:

@@ -138,7 +138,7 @@ def test_each_optimizer_trains_with_plains_bits(name: str, swap: str, same: Call
 
 
 def test_parameters_step_in_parts(monkeypatch: pytest.MonkeyPatch, same: Callable[[Any, Any], bool]) -> None:
-    monkeypatch.setattr("lms.torch.optimizer_state.CHUNK", 1000)
+    monkeypatch.setattr("lms.torch.state_pager.CHUNK", 1000)
     parts: list[int] = []
     original = torch.optim.Adam._init_group
 
@@ -416,7 +416,7 @@ def test_a_tier_that_takes_no_more_ends_no_step_in_the_middle(
 
 
 def test_a_copy_back_that_fails_says_how_far_the_step_came(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lms.torch.optimizer_state.CHUNK", 1000)
+    monkeypatch.setattr("lms.torch.state_pager.CHUNK", 1000)
 
     def refuse(*_: object) -> None:
         raise SpillError("the disk is gone")

@@ -23,7 +23,8 @@ from lms.core.link import Link
 from lms.core.recompute import Candidate, choose, recompute
 from lms.errors import LMSError
 from lms.runtime.planner import PassPlanner
-from lms.torch.recompute import Forward, _Surroundings
+from lms.torch.recompute.forward import Forward
+from lms.torch.recompute.surroundings import Surroundings
 from lms.torch.session import Session
 from lms.trace import Trace
 
@@ -231,7 +232,7 @@ def test_statistics_that_are_used_or_written_otherwise_are_those_of_plain_traini
 
 def test_watching_does_not_count_as_computation(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[float] = []
-    choose, init = PassPlanner.choose_modules, _Surroundings.__init__
+    choose, init = PassPlanner.choose_modules, Surroundings.__init__
 
     def chosen(self: PassPlanner, candidates: Any) -> Any:
         seen.extend([self.trace.seconds, *(call.seconds for one in candidates for call in one.calls)])
@@ -242,7 +243,7 @@ def test_watching_does_not_count_as_computation(monkeypatch: pytest.MonkeyPatch)
         init(self, *args, **options)
 
     monkeypatch.setattr(PassPlanner, "choose_modules", chosen)
-    monkeypatch.setattr(_Surroundings, "__init__", slow)
+    monkeypatch.setattr(Surroundings, "__init__", slow)
     blocks = lambda: nn.Sequential(nn.Linear(16, 64), nn.Sigmoid(), nn.Linear(64, 16))  # noqa: E731
     model = nn.Sequential(blocks(), blocks())
     session = Session(model, recompute=True, min_size=0, budget=14_000)
@@ -506,7 +507,7 @@ def test_without_a_backward_in_a_pause_or_in_another_mode_a_forward_runs_once_an
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model, session, _ = recomputing(Part())
-    monkeypatch.setattr("lms.torch.recompute.checkpoint", lambda *_, **__: pytest.fail("it would be recomputed"))
+    monkeypatch.setattr("lms.torch.recompute.repeat.checkpoint", lambda *_, **__: pytest.fail("it would be recomputed"))
     x = torch.randn(32, 16)
     with torch.no_grad():
         model(x)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -39,8 +40,11 @@ def hosts(names: Sequence[str], machines: Mapping[str, Machine], problems: Mappi
 
 
 def versions(machines: Mapping[str, Machine], here: str) -> list[Check]:
-    """Every host must have the plugin for MPI and the ddl of `here`: two versions would compare different headers."""
-    remedy = f"install the same there: pip install bascule-ddl=={here}"
+    """Every host must have the ddl of `here`, because two versions would compare different headers.
+
+    Without the plugin for MPI it gets a warning.
+    """
+    remedy = f"install version {here} there, from the same copy of the repository: pip install ./ddl"
     other = [
         Check(FAILED, f"host {name}", f"it has ddl {one.ddl}, and this host has {here}; {remedy}")
         for name, one in machines.items()
@@ -50,7 +54,7 @@ def versions(machines: Mapping[str, Machine], here: str) -> list[Check]:
         return other
     if lacking := [name for name, one in machines.items() if not one.plugin]:
         text = f"no {library.PLUGIN} on {', '.join(lacking)}: ddl cannot use MPI there (for a fabric, or mode m); "
-        text += "install it (conda: libddl-mpi; pip: bascule-ddl again, with this MPI's mpicxx in PATH)"
+        text += "install it (conda: libddl-mpi; pip: ./ddl again, with this MPI's mpicxx in PATH)"
         return [Check(WARNING, "ddl", text)]
     return [Check(OK, "ddl", f"version {here} and its plugin for MPI on {_hosts(machines)}")]
 
@@ -100,7 +104,7 @@ def hardware(machines: Mapping[str, Machine], *, asked: bool) -> list[Check]:
         ("GPUs", {name: _gpus(one.gpus) for name, one in machines.items()}, WARNING if asked else FAILED),
         ("cores", {name: _cores(one) for name, one in machines.items()}, WARNING),
     ):
-        common = max(kinds.values(), key=list(kinds.values()).count)
+        common = Counter(kinds.values()).most_common(1)[0][0]
         for name, kind in kinds.items():
             if kind != common:
                 text = (

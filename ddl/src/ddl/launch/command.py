@@ -65,7 +65,8 @@ def build(job: Job, folder: Path) -> Launch:
     secrets = {one.name: one.value for one in job.exports if one.secret and one.value is not None}
     keeper = job.found.doorkeeper if job.here or job.network.networks else None
     first = door.removal(keeper) if keeper and job.here else ""
-    hidden = tuple(dict.fromkeys((*secrets, SECRET)))
+    own = () if SECRET in {one.name for one in job.exports} else (SECRET,)  # the user's comes another way
+    hidden = (*secrets, *own)
     program = (*wrapper(job.found.mpi, first, hidden), *job.found.program)
     environment = dict(ROOT_RIGHTS) if job.found.root and job.found.mpi.family != HYDRA else {}
     if keeper:

@@ -26,7 +26,7 @@ NETWORKS = "DDL_DOOR"  # the networks that the filter lets in
 PRELOAD = "LD_PRELOAD"
 # A blank or a colon ends a path in LD_PRELOAD; Open MPI cuts its daemon's command at blanks and knows no quotes.
 _PLAIN = re.compile(r"[\w./+-]+", re.ASCII)
-MOST = 16  # networks that the filter reads (csrc/doorkeeper.cc)
+MOST = 16  # networks that the filter reads (csrc/doorkeeper/doorkeeper.cc)
 _INTERFACES = ("btl_tcp_if", "prte_if", "oob_tcp_if")  # parameters of Open MPI, each with _include or _exclude
 LOOPBACK = ("127.0.0.0/8", "::1/128")
 

@@ -81,9 +81,11 @@ def _dealt(ranks: int, most: tuple[int | None, ...]) -> tuple[int, ...]:
     if not rest and even <= min(bounds):
         return (even,) * len(most)
     counts: list[int] = []
+    left = ranks
     for count in bounds:
-        counts.append(min(count, ranks - sum(counts)))
-    return tuple(counts) if sum(counts) == ranks else (*counts[:-1], counts[-1] + ranks - sum(counts))
+        counts.append(min(count, left))
+        left -= counts[-1]
+    return (*counts[:-1], counts[-1] + left)
 
 
 def _made(allocation: Allocation, counts: tuple[int, ...], reason: str) -> Layout:

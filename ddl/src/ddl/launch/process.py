@@ -39,14 +39,16 @@ _libc = ctypes.CDLL(None)
 class Ended:
     """How a command ended: its exit status, or 128 + N after signal N to it or to us.
 
-    `asked` says that we got a signal to end it. `errors` is the end of its stderr, at most TAIL_BYTES. `given_up` is
-    why we ended it unasked; None if it ended by itself.
+    `asked` says that we got a signal to end it. `interrupted` says that a program that takes signals got its Ctrl-C
+    from us, and ended by itself. `errors` is the end of its stderr, at most TAIL_BYTES. `given_up` is why we ended it
+    unasked; None if it ended by itself.
     """
 
     status: int
     asked: bool
     errors: str = ""
     given_up: str | None = None
+    interrupted: bool = False
 
 
 @contextmanager
@@ -125,7 +127,7 @@ def run(
             signal.signal(number, signal.SIG_IGN if asked and number in ENDING else handler)
     if asked:
         return Ended(128 + asked[0], True, tail)
-    return Ended(128 - status if status < 0 else status, interrupted, tail, given_up)
+    return Ended(128 - status if status < 0 else status, False, tail, given_up, interrupted)
 
 
 def _pass_on(

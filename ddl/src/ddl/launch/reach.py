@@ -184,9 +184,9 @@ def _targets(names: Sequence[str], resolved: Mapping[str, str], networks: Sequen
 def _ask_alone(
     names: Sequence[str], agent: str, own: Machine, values: Mapping[str, str], environ: Mapping[str, str]
 ) -> Reached:
-    """Ask each host by itself, through the launch `agent` ("": ssh; "srun":
+    """Ask each host by itself, with the probe's variables.
 
-    Slurm's), with the variables of the probe.
+    `agent` is the launch agent: "" means ssh, and "srun" means Slurm's.
     """
     kept = [name for name in environment.FORWARDED if name != "PATH" and name in values]
     # Passed by stdin, because every user of a host can read command lines there.
@@ -235,7 +235,7 @@ def alone(name: str, status: int | None, output: str, errors: str, by: str = "")
     if "No module named" in errors or re.search(
         r"No such file or directory: '[^']*/ddl/", last
     ):  # or its folder is gone
-        return f"{sys.executable} there has no ddl ({last}); install it there: pip install bascule-ddl"
+        return f"{sys.executable} there has no ddl ({last}); install it there, from a copy of the repository (./ddl)"
     if status in (126, 127):
         return (
             f"there is no {sys.executable} on it ({last}); install this environment at the same path there, or share it"

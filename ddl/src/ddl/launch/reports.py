@@ -33,8 +33,10 @@ _TAG = re.compile(rb"\[[\w.@,-]{0,60}(?:\](?:<[a-z]{0,6}>?)?:? ?)?\Z")
 # The rank that mpirun blames, in the words of Open MPI 4 and 5, and a rank that aborted because MPI found an error.
 _FIRST = re.compile(r"Process name: \[[^\n]*,(\d+)\]\n\s*Exit code:")
 _ABORTED = re.compile(r'process rank (\d+) with PID \d+ on node \S+ calling\s+"abort"')
-# A rank that waits in ddl_init, in libddl's words (startup/job.cc).
+# A rank that waits in ddl_init, in libddl's words: over MPI each (mpi/launch_mpi.cc), over TCP rank 0, which knows for
+# whom (startup/tcp_rendezvous.cc).
 _WAITS = re.compile(rb"ddl: rank (\d+) \(host [^)\n]*\) has waited [\d.]+ s in (?:MPI_Init|ddl_init):")
+_AWAITED = re.compile(rb"ddl_init: rank 0 has waited [\d.]+ s for ranks? ([\d, ]+)[^:\n]*: not started")
 _LONGEST = 32  # bytes after the token in a line
 _SHOWN = 8  # ranks and hosts that a message names
 
@@ -66,6 +68,7 @@ class Reports:
         self.ended: dict[int, int] = {}  # exit status of each rank, in the order of their ends
         self.asked: set[int] = set()  # ranks that MPI had asked to end
         self.waiting: set[int] = set()  # ranks that said they wait in ddl_init for others
+        self.awaited: set[int] = set()  # ranks that rank 0 said it waits for there
         self._token = token.encode()
         self._takes = f"{signals_token} {TAKES_SIGNALS}".encode() if signals_token else b""
         self._report = re.compile(
@@ -104,6 +107,8 @@ class Reports:
             self._at_line_start = out.endswith(b"\n")
         if b"has waited" in out:  # written in one piece, so it is rarely cut
             self.waiting |= {int(found[1]) for found in _WAITS.finditer(out)}
+            for line in _AWAITED.finditer(out):
+                self.awaited = {int(rank) for rank in line[1].split(b",") if rank.strip()}
         return bytes(out)
 
     def rest(self) -> bytes:
@@ -224,9 +229,10 @@ def _list(hosts: Mapping[int, str]) -> str:
 
 
 def absent(reports: Reports, places: Sequence[Place]) -> tuple[str, ...]:
-    """A sentence about the ranks that the others waited for in ddl_init: libddl prints who waits, MPI does not."""
-    missing = [one for one in places if one.rank not in reports.waiting]
-    if not reports.waiting or not missing:
+    """A sentence about the ranks that the others waited for in ddl_init: libddl does not know their hosts."""
+    waiting, awaited = reports.waiting, reports.awaited
+    missing = [one for one in places if one.rank in awaited or (waiting and one.rank not in waiting)]
+    if not missing:
         return ()
     where = ", ".join(dict.fromkeys(one.host for one in missing[:_SHOWN]))
     return (f"{named([one.rank for one in missing])} on {where} did not wait in ddl_init, as the others did",)

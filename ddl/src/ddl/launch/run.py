@@ -52,7 +52,7 @@ def run(asked: Options) -> int:
         ended, seconds = _attempt(asked, job, folder)
         if ended.status == 0:
             return 0
-        if restart > asked.restarts or ended.asked:
+        if restart > asked.restarts or ended.asked or ended.interrupted:
             say(f"the program ended with exit status {ended.status} after {seconds:.0f} s; {folder}")
             break
         say(f"the program ended with exit status {ended.status}; restart {restart} of {asked.restarts}")
@@ -122,7 +122,8 @@ def _run(asked: Options, job: Job, launch: Launch, environ: Mapping[str, str]) -
     variables = {**environ, **launch.environment}
     for name in (reports.VARIABLE, reports.SIGNALS_VARIABLE, *guard.VARIABLES):  # of a job that this one is part of
         variables.pop(name, None)
-    variables.setdefault(f"{HIDDEN_PREFIX}{SECRET}", secrets.token_hex(16))
+    if SECRET not in {one.name for one in job.exports}:  # else the user's comes with the others
+        variables[f"{HIDDEN_PREFIX}{SECRET}"] = secrets.token_hex(16)
     heard = None
     if word := reports.diverted(asked.mpiargs):
         if asked.verbose:

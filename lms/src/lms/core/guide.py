@@ -36,6 +36,7 @@ class Guide:
         self.follow(trace, plan)
         self.margin = 0  # bytes that the plan was asked to leave free, because real peaks were above foreseen ones
         self.passes = 0  # complete passes that followed it
+        self.shown = True  # to the user: it is not of a pass that needs no plan
         self.samples: list[list[float]] = []  # gaps of the passes that were timed
         self._prefix = prefixes(self.keys)
 

@@ -22,7 +22,7 @@ from lms.units import format_size
 
 _EQUAL = 1.01  # step times that differ by less count as equal: then fewer modules are recomputed
 _LEAST_GAIN = 1e-3  # of the saved bytes: a module that saves less is not worth a plan
-_AT_ONCE = 2  # accesses after its save at which the forward has let go of most tensors
+AT_ONCE = 2  # accesses after its save at which the forward has let go of most tensors
 
 
 @dataclass(frozen=True)
@@ -119,12 +119,13 @@ def _path(trace: Trace, candidates: Sequence[Candidate], fits: Callable[[int], b
         gain - sum(sum(call.extra_inputs) for call in one.calls) for gain, one in zip(gains, candidates, strict=True)
     ]
     costs = [sum(call.seconds for call in one.calls) for one in candidates]
+    inner = [{other for other, one in enumerate(candidates) if index in one.within} for index in range(len(candidates))]
     left = {index for index, gain in enumerate(gains) if gain > _LEAST_GAIN * trace.saved}
     chosen: set[int] = set()
     path = [frozenset(chosen)]
 
     def worth(index: int) -> float:
-        replaced = [other for other in chosen if index in candidates[other].within]
+        replaced = inner[index] & chosen
         gain, cost = (of[index] - sum(of[other] for other in replaced) for of in (gains, costs))
         return gain / max(cost, 1e-9)
 
@@ -132,7 +133,7 @@ def _path(trace: Trace, candidates: Sequence[Candidate], fits: Callable[[int], b
         index = max(sorted(left), key=worth)
         left.remove(index)
         if fits(index):
-            chosen = {other for other in chosen if index not in candidates[other].within} | {index}
+            chosen = chosen - inner[index] | {index}
             path.append(frozenset(chosen))
     return path
 
@@ -225,7 +226,7 @@ def _lingering(trace: Trace, owners: Sequence[int | None]) -> list[int]:
     for tensor, touches in zip(trace.tensors, trace.touches, strict=True):
         if owners[touches[0]] is not None and not tensor.pinned:
             change[touches[0] + 1] += tensor.nbytes
-            change[min(max(tensor.let_go or 0, touches[0] + _AT_ONCE), len(change) - 1)] -= tensor.nbytes
+            change[min(max(tensor.let_go or 0, touches[0] + AT_ONCE), len(change) - 1)] -= tensor.nbytes
     lingering: list[int] = np.cumsum(change).tolist()
     return lingering
 

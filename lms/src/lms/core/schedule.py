@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Swap:
     """One tensor out of memory for one of the gaps between its accesses.
 

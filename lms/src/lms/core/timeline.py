@@ -8,7 +8,7 @@ from typing import Literal
 Lane = Literal["compute", "out", "back", "stall"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Span:
     """Computation, a copy out or back, or a stall. Seconds from the pass's start."""
 

@@ -29,7 +29,7 @@ AccessKind = Literal["write", "hold", "read"]
 MOST_PASSES = 1e6  # in a cycle
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Tensor:
     """The bytes of one tensor of a step. Positions are access numbers."""
 
@@ -43,7 +43,7 @@ class Tensor:
     shape: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Access:
     """One touch of a tensor, and the computation that led to it.
 

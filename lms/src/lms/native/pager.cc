@@ -223,7 +223,8 @@ void Pager::reach(std::uint32_t position) {
     const Lock lock(mutex_);
     if (running_) install(this);
     position_ = position;
-    changed_.notify_all();
+    // If all is in memory and may stay, the threads have nothing to do. They look at all pieces as they wake.
+    if (usage_.resident != usage_.tracked || usage_.resident > room(kSpare)) changed_.notify_all();
 }
 
 PagerUsage Pager::usage(bool anew) {

@@ -30,6 +30,8 @@ from lms.warn import warn_script
 TIMED_EVERY = 16  # one pass in 16 is timed, so that reports stay current
 MOST_GUIDES = 64  # plans kept; the one that was used longest ago goes
 MOST_VARIANTS = 3  # plans kept for one sequence of accesses, for different amounts of memory outside it
+MOST_UNSEEN = 8  # sequences in a row that were new: from then on a plan is made for those alone that come again
+_REMEMBERED = 4096  # sequences that were seen
 REFINED_AFTER = (1, 3)  # passes that followed a plan, after which it is made again from better measurements
 _LEAST_PIECE = 1 << 20  # bytes of one copy, if the limit leaves no room for more
 CALIBRATION = 256 * 10**6  # bytes written and read when a link must be known before anything was moved
@@ -93,6 +95,9 @@ class PassPlanner:
         self._warned = False
         self._far_below_limit = False  # the last pass moved nothing and stayed far below the limit
         self._measure_next = False  # the next passes must be measured
+        self._seen: dict[int, None] = {}  # hashes of whole sequences of accesses, the last seen last
+        self._unseen = 0  # how many in a row were new
+        self._curious: set[Key] = set()  # the next pass that begins with one of these must be measured
         self._refused: LimitError | None = None
         self._unsuited: tuple[Guide, int] | None = None  # the guide needs a variant for so many bytes outside
         self._recorder: Recorder | None = None
@@ -121,7 +126,8 @@ class PassPlanner:
             self._beside = self.budget.beside(self.client)
         guide = self.choose([key]) or self._plan_for_unsuited()
         known = guide.passes > max(REFINED_AFTER) if guide is not None else self._far_below_limit
-        measure = self.progress.early or self._measure_next or self.peaks.exceeded_lately or not known
+        curious = self._measure_next or key in self._curious
+        measure = self.progress.early or curious or self.peaks.exceeded_lately or not known
         passes = guide.passes if guide is not None else self.progress.passes
         timed = measure or passes % TIMED_EVERY == 0 or (guide is not None and guide.drift.suspected)
         self._recorder = Recorder(self.device, measure=measure, timed=timed, present=present)
@@ -214,12 +220,16 @@ class PassPlanner:
         self._measure_next = False
         if finished.guide is not None:
             self._refine(finished.guide, finished)
-        elif not self._cut_short(recorder):
-            self._learn(finished)
+            return
+        keys = recorder.keys()
+        beginnings = prefixes(keys)
+        if not self._cut_short(beginnings):
+            self._learn(finished, keys, known=self._knows(beginnings[-1]))
 
     def measure_next(self) -> None:
-        """Have the next pass measured, however well it is known."""
+        """Have the next pass measured and planned for, however well it or its like is known."""
         self._measure_next = True
+        self._unseen = 0
 
     def choose_modules(self, candidates: Sequence[Candidate]) -> Choice:
         """Choose among the `candidates`, measured in the last pass, those that are recomputed from the next pass on.
@@ -260,12 +270,22 @@ class PassPlanner:
 
     # Plans
 
-    def _cut_short(self, recorder: Recorder) -> bool:
+    def _cut_short(self, beginnings: Sequence[int]) -> bool:
         """Whether the pass did what a known one does, and ended in the middle: an exception, Ctrl-C."""
-        beginning = prefixes(recorder.keys())
-        return any(len(guide.keys) >= len(beginning) and guide.began_like(beginning) for guide in self.guides)
+        return any(len(guide.keys) >= len(beginnings) and guide.began_like(beginnings) for guide in self.guides)
 
-    def _learn(self, finished: Finished) -> None:
+    def _knows(self, sequence: int) -> bool:
+        """Whether the sequence of accesses with this hash was seen before. It is remembered."""
+        known = sequence in self._seen
+        self._unseen = 0 if known else self._unseen + 1
+        self._seen.pop(sequence, None)
+        self._seen[sequence] = None
+        if len(self._seen) > _REMEMBERED:
+            del self._seen[next(iter(self._seen))]
+        return known
+
+    def _learn(self, finished: Finished, keys: Sequence[Key], *, known: bool) -> None:
+        """Plan for the pass that ended, if a pass like it is likely to come and gains by a plan."""
         recorder = finished.recorder
         current = self.current
         shown = (
@@ -273,26 +293,42 @@ class PassPlanner:
             and (not recorder.measure or recorder.movable <= current.trace.saved)
             and current.plan.choice is self.choice
         )
-        if shown and not finished.counters.out and self.budget.fits(recorder.peak):
+        fits = shown and not finished.counters.out and self.budget.fits(recorder.peak)
+        if fits and not (known and self._is_worth_a_guide(keys, recorder)):
             return  # it needs no plan, and the one that is shown is of a larger pass
+        if not known and self._unseen > MOST_UNSEEN and current is not None and not self.progress.early:
+            return  # most likely it will not come again
         # Without knowing what the rest of the device needs, no plan can keep a limit: measure the next one.
         self._measure_next = self.limit is not None and not recorder.measure
         if self._measure_next:
             return
-        self._add(recorder.keys(), self._trace(recorder))
+        self._add(keys, self._trace(recorder), shown=not fits)
 
-    def _add(self, keys: Sequence[Key], trace: Trace) -> Guide | None:
+    def _is_worth_a_guide(self, keys: Sequence[Key], recorder: Recorder) -> bool:
+        """Whether C++ is to lead passes like this one, in which everything fits. The pass must have been measured."""
+        if len(self.guides) >= MOST_GUIDES // 2 or any(guide.keys[0] == keys[0] for guide in self.guides):
+            return False  # the place is for passes that need it; of two guides that begin alike the wrong one may lead
+        if self.limit is not None and not recorder.measure:
+            self._curious.add(keys[0])
+            return False
+        self._curious.discard(keys[0])
+        return True
+
+    def _add(self, keys: Sequence[Key], trace: Trace, *, shown: bool = True) -> Guide | None:
         """Plan for `trace`, and keep the plan for the next pass like it; None if there can be no plan."""
         plan = self._plan(trace)
         if plan is None:
             return None
-        self.replans += bool(self.guides)
-        self.current = new = Guide(keys, trace, plan)
+        new = Guide(keys, trace, plan)
         new.margin = self.budget.margin
+        new.shown = shown
+        if shown:
+            self.replans += bool(self.guides)
+            self.current = new
+            self.news.append(plan)
         others = [guide for guide in self.guides if not guide.same(new)]
         variants = [guide for guide in self.guides if guide.same(new)]
         self.guides = [*others, *variants[1 - MOST_VARIANTS :], new][-MOST_GUIDES:]
-        self.news.append(plan)
         return new
 
     def _variants(self, found: Guide) -> list[Guide]:
@@ -339,7 +375,8 @@ class PassPlanner:
 
     def _refine(self, guide: Guide, finished: Finished) -> None:
         recorder = finished.recorder
-        self.current = guide
+        if guide.shown:
+            self.current = guide
         guide.passes += 1
         if recorder.timed and not recorder.slowed and guide.passes <= max(REFINED_AFTER):
             guide.samples.append(recorder.gaps())

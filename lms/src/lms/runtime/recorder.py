@@ -103,8 +103,8 @@ class Recorder:
         if self.timed:
             self.marks.append(self.device.mark())
 
-    def new(self, nbytes: int, label: Label, *, pinned: bool) -> int:
-        """Number a record that is saved for the first time."""
+    def new(self, nbytes: int, label: Label, *, pinned: bool) -> None:
+        """A record is saved for the first time. Its number is how many there were."""
         self.nbytes.append(nbytes)
         self.first.append(-1)
         self.last_save.append(-1)
@@ -113,7 +113,6 @@ class Recorder:
         self.pinned.append(pinned)
         self.foreseen.append(pinned)
         self.labels.append(label)
-        return len(self.nbytes) - 1
 
     def access(self, kind: AccessKind, index: int) -> None:
         """One access of record `index`."""

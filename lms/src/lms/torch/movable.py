@@ -71,7 +71,7 @@ class Movable:
         if known is not None and known() is storage:
             return True
         base = tensor._base if tensor._base is not None else tensor
-        if base.is_leaf and base.requires_grad:
+        if base.is_leaf and (base.requires_grad or isinstance(base, torch.nn.Parameter)):  # or a frozen one
             self._never(storage)
             return True
         return False

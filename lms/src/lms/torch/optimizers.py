@@ -15,13 +15,16 @@ from torch.optim.optimizer import (
 )
 from torch.utils.hooks import RemovableHandle
 
+_MOST_OTHERS = 64  # steps of others in a row after which the optimizer that counts has done its work
+
 
 class Optimizers:
     """Calls hooks before and after each step of the optimizers that are known; of all, as long as none is."""
 
     def __init__(self, given: Iterable[Optimizer]) -> None:
         self._known: list[Optimizer] = []
-        self._first: int | None = None  # the number of the one that counts
+        self._counting: weakref.ref[Optimizer] | None = None  # the one that counts
+        self._others = 0  # steps of others since it stepped last
         self._hooks: list[RemovableHandle] = []
         self._after_step: Callable[[Optimizer], None] | None = None
         self._before_step: Callable[..., Any] | None = None
@@ -31,7 +34,7 @@ class Optimizers:
     def add(self, more: Iterable[Optimizer]) -> None:
         """Know `more` optimizers. If none was known so far, the first to step from now on counts."""
         if not self._known:
-            self._first = None
+            self._counting = None
         for one in map(_unwrapped, more):
             if not any(one is known for known in self._known):
                 self._known.append(one)
@@ -74,10 +77,16 @@ class Optimizers:
         hooks.move_to_end(self._before[optimizer].id)
 
     def counts(self, optimizer: Optimizer) -> bool:
-        """Whether a step of `optimizer` is one of the training's: of several, the first that stepped tells."""
-        if self._first is None:
-            self._first = id(optimizer)
-        return id(optimizer) == self._first
+        """Whether the step that `optimizer` has taken is one of the training's. To be asked once a step.
+
+        Of several optimizers the first that steps counts. If it is gone, or has not stepped for long, the next one
+        does: a script may train two models one after the other.
+        """
+        counting = self._counting() if self._counting is not None else None
+        self._others = 0 if optimizer is counting else self._others + 1
+        if counting is None or self._others > _MOST_OTHERS:
+            self._counting, self._others = weakref.ref(optimizer), 0
+        return not self._others
 
 
 def _unwrapped(optimizer: Optimizer) -> Optimizer:

@@ -32,7 +32,8 @@ from lms.torch.saving import let_save_wait
 _places: WeakIdKeyDictionary = WeakIdKeyDictionary()  # parameters: their blocks
 _places_of_gradients: WeakIdKeyDictionary = WeakIdKeyDictionary()  # parameters: the blocks of their gradients
 _places_of_state: WeakIdKeyDictionary = WeakIdKeyDictionary()  # an optimizer's tensors: their blocks
-_left: defaultdict[int, list[Block]] = defaultdict(list)  # by size: blocks of an optimizer's tensors that are freed
+# Blocks of tensors that are gone, by their size and by whether they are transient.
+_left: defaultdict[tuple[int, bool], list[Block]] = defaultdict(list)
 _CPU = torch.device("cpu")
 _MOST_USES = 1_000_000  # in a step; one that never ends is not remembered
 
@@ -107,7 +108,7 @@ class Paging:
             for parameter, entry in entries:
                 if not isinstance(parameter, torch.Tensor):
                     continue
-                blocks = (self._track_state(tensor) for tensor in tensors(entry) if self._may_leave(tensor))
+                blocks = (self._settle(_places_of_state, one) for one in tensors(entry) if self._may_leave(one))
                 self._states[parameter] = tuple(block for block in blocks if block is not None)
 
     def count(self) -> None:
@@ -162,7 +163,7 @@ class Paging:
             nbytes = _nbytes(gradient)
             block: Block | None = _places_of_gradients.get(parameter)
             if block is None or block.nbytes != nbytes:
-                block = _places_of_gradients[parameter] = self.pager.block(nbytes, transient=True)
+                block = _places_of_gradients[parameter] = self._block(parameter, nbytes, transient=True)
             self.pager.track(block, gradient.untyped_storage().data_ptr())
         self._use(self._adopted.get(parameter), self._gradient(parameter))
 
@@ -195,19 +196,15 @@ class Paging:
             self._track(parameter)
 
     def _track(self, parameter: torch.Tensor) -> None:
-        if not self._parameters or not self._may_leave(parameter):
-            return
-        self._never(parameter)
-        self._adopted[parameter] = self._settle(_places, parameter)
+        if self._parameters and self._may_leave(parameter):
+            self._never(parameter)
+            self._adopted[parameter] = self._settle(_places, parameter)
 
-    def _track_state(self, tensor: torch.Tensor) -> Block | None:
-        if tensor in _places_of_state:
-            return self._settle(_places_of_state, tensor)
-        spare = _left[_nbytes(tensor)]
-        if spare:
-            _places_of_state[tensor] = spare.pop()
-        block = self._settle(_places_of_state, tensor)
-        weakref.finalize(tensor, spare.append, _places_of_state[tensor]).atexit = False
+    def _block(self, owner: torch.Tensor, nbytes: int, *, transient: bool = False) -> Block:
+        """A block for `owner`, or for its gradient. Another tensor may have it once the owner is gone."""
+        spare = _left[nbytes, transient]
+        block = spare.pop() if spare else self.pager.block(nbytes, transient=transient)
+        weakref.finalize(owner, spare.append, block).atexit = False
         return block
 
     def _settle(self, places: WeakIdKeyDictionary, tensor: torch.Tensor) -> Block | None:
@@ -215,16 +212,15 @@ class Paging:
         nbytes, storage = _nbytes(tensor), tensor.untyped_storage()
         block: Block | None = places.get(tensor)
         if block is None or block.nbytes != nbytes:
-            block = places[tensor] = self.pager.block(nbytes)
+            block = places[tensor] = self._block(tensor, nbytes)
         tracked = self.pager.track(block, storage.data_ptr())
         # What was made before the page pool took over moves into it, unless others refer to the memory: a tensor,
         # another process, or NumPy, which fixes the storage's size.
-        alone = use_count(storage._cdata) <= 2 and storage.resizable() and not storage.is_shared()
-        if not tracked and alone:
+        if not tracked and use_count(storage._cdata) <= 2 and storage.resizable() and not storage.is_shared():
             twin = pages(nbytes)
             twin.copy_(flat_bytes(tensor))
             storage._swap_data_ptr_(twin.untyped_storage())  # type: ignore[attr-defined]
-            block = places[tensor] = self.pager.block(nbytes)  # the old one's memory may live on elsewhere
+            block = places[tensor] = self._block(tensor, nbytes)  # the old one's memory may live on elsewhere
             tracked = self.pager.track(block, storage.data_ptr())
         return block if tracked else None
 

@@ -6,9 +6,11 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import islice
 
 from lms.core.guide import Guide, Key
 from lms.core.items import State
+from lms.core.recompute import AT_ONCE
 from lms.core.stepper import Stepper
 from lms.core.trace import AccessKind
 from lms.core.turns import Rounds, Turns
@@ -17,7 +19,7 @@ from lms.torch.mover import Mover
 from lms.torch.native_hooks import Led
 from lms.torch.records import LiveRecord
 
-AT_ONCE = 2  # accesses after its save at which the forward lets go of most records
+_LOOKED_AT = 16  # records that the forward may still have, at each save: the time for all would grow with a square
 
 
 class Pass:
@@ -40,7 +42,7 @@ class Pass:
         self.turns = Turns(rounds)
         self._choose = choose
         self._forward = True  # no record has been used yet
-        self._shared: list[LiveRecord] = []  # saved by the forward, and held by others since
+        self._shared: dict[int, LiveRecord] = {}  # by index: saved by the forward, and held by others since
         self._started = time.perf_counter()
         self._mover = mover
         self._before = replace(mover.counters)
@@ -93,7 +95,7 @@ class Pass:
         """The backward needs `record`: make it resident, whatever it takes."""
         if self._forward:
             self._forward = False
-            for kept in self._shared:  # until the forward's end, at least
+            for kept in self._shared.values():  # until the forward's end, at least
                 self._note_let_go(kept)
             self._shared.clear()
         self.stepper.require(record)
@@ -151,14 +153,17 @@ class Pass:
         return finished
 
     def _look_who_keeps(self, new: LiveRecord) -> None:
-        """Note which records the forward let go of since the last save. Moving one earlier would have freed nothing."""
-        kept = []
-        for record in self._shared:
+        """Note which records the forward let go of since the last save. Moving one earlier would have freed nothing.
+
+        If it has many, each is looked at in its turn. It then seems to be held for longer than it was.
+        """
+        for record in list(islice(self._shared.values(), _LOOKED_AT)):
+            del self._shared[record.index]
             if record.state is State.HERE and record.flat is None and record.kept_by_others:
-                kept.append(record)
+                self._shared[record.index] = record  # behind the others
             else:
                 self._note_let_go(record)
-        self._shared = kept if any(record is new for record in kept) else [*kept, new]
+        self._shared[new.index] = new
 
     def _note_let_go(self, record: LiveRecord) -> None:
         recorder = self.recorder

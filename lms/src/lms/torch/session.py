@@ -27,18 +27,30 @@ from lms.runtime import planner
 from lms.runtime.planner import PassPlanner
 from lms.runtime.progress import Progress
 from lms.stats import Stats
-from lms.torch import dtensor, hooks, movable, mover, optimizer_state, paging, records, state, storages, swapper
+from lms.torch import (
+    dtensor,
+    hooks,
+    movable,
+    mover,
+    optimizer_state,
+    paging,
+    records,
+    state,
+    state_pager,
+    storages,
+    swapper,
+)
 from lms.torch.arguments import listed, training_device
 from lms.torch.backend import device_for, make_engine
 from lms.torch.figures import figures
 from lms.torch.hooks import SavedTensorHooks
 from lms.torch.interrupts import Shield
 from lms.torch.modules import ModuleNames
-from lms.torch.optimizer_state import Arguments, Keywords, StepArguments
 from lms.torch.optimizers import Optimizers
-from lms.torch.recompute import Recomputation
+from lms.torch.recompute.recomputation import Recomputation
 from lms.torch.records import View
 from lms.torch.state import State
+from lms.torch.state_pager import Arguments, Keywords, StepArguments
 from lms.torch.swapper import SavedTensorSwapper
 from lms.trace import Trace
 from lms.units import format_size
@@ -56,6 +68,7 @@ _UNINTERRUPTED = (
     records,
     resident,
     state,
+    state_pager,
     storages,
     swapper,
 )
@@ -430,11 +443,12 @@ class Session:
     def _after_step(self, optimizer: Optimizer) -> None:
         if self._pauses or _open is not self:
             return
+        counts = self._optimizers.counts(optimizer)
         if self._state.moves:
-            self._state.after_step(optimizer, counts=self._optimizers.counts(optimizer))
+            self._state.after_step(optimizer, counts=counts)
         self._swapper.step(id(optimizer))
         self._swapper.judge()  # while the script still has what it had during the backward
-        if not self._optimizers.counts(optimizer):
+        if not counts:
             return
         own_thread, progress = threading.get_ident() == self._thread, self._planner.progress
         if not own_thread:

@@ -22,8 +22,9 @@ from lms.runtime.state_room import StateRoom
 from lms.torch.cpu import page_pool
 from lms.torch.cpu.engine import CpuEngine
 from lms.torch.engine import Engine
-from lms.torch.optimizer_state import Arguments, Keywords, StatePager, StepArguments, Tier
+from lms.torch.optimizer_state import Tier
 from lms.torch.paging import Paging
+from lms.torch.state_pager import Arguments, Keywords, StatePager, StepArguments
 
 # The state that steps at once: a part of the limit, or bytes. More and smaller parts take more of Python's time.
 _PARTS, _MOST = 64, 256 << 20

@@ -13,7 +13,10 @@ from lms.torch.records import LiveRecord, Origin
 
 
 class Storages:
-    """Counts saved storages for as long as they live. All but `_died` and `_dead` run under the swapper's lock."""
+    """Counts saved storages for as long as they live.
+
+    All but `judge`, `_died` and `_dead` run under the swapper's lock.
+    """
 
     def __init__(self) -> None:
         self.by_key: dict[tuple[int, ...], LiveRecord] = {}  # live records by storage and version

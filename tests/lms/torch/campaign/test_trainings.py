@@ -74,7 +74,7 @@ def test_trainings_whose_state_moves_as_on_a_gpu(monkeypatch: pytest.MonkeyPatch
         warnings.simplefilter("ignore")
         for seed in range(1000, 1000 + TRAININGS):
             with monkeypatch.context() as patch:
-                patch.setattr("lms.torch.optimizer_state.CHUNK", (1000, 300_000, 32 << 20)[seed % 3])
+                patch.setattr("lms.torch.state_pager.CHUNK", (1000, 300_000, 32 << 20)[seed % 3])
                 with slow_disk(seed):
                     wrong = compare(seed, ("activations", "optimizer"))
             assert not wrong, wrong

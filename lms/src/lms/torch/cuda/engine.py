@@ -55,7 +55,7 @@ class CudaEngine(Engine):
         self._verify = verify
         self._meters = {"out": Meter(), "back": Meter()}
         self._flying: dict[str, deque[tuple[StreamCopy, HostSlot]]] = {"out": deque(), "back": deque()}
-        self._stalls: list[tuple[Meter, Event, Event]] = []
+        self._stalls: deque[tuple[Meter, Event, Event]] = deque()
         self._slots: Ledger[HostSlot] = Ledger(lambda slot: host.free(slot.block))
         self._closed = False
         self._warned = False
@@ -217,15 +217,11 @@ class CudaEngine(Engine):
             while flying and flying[0][0].done():
                 copy, slot = flying.popleft()
                 meter.add(copy.nbytes, copy.seconds())
-                self._stalls += [(meter, before, after) for before, after in copy.stalls]
+                self._stalls.extend((meter, before, after) for before, after in copy.stalls)
                 self._slots.leave(slot)
-        waiting = []
-        for meter, before, after in self._stalls:
-            if self._streams.done(after):
-                meter.stalled += self._streams.seconds(before, after)
-            else:
-                waiting.append((meter, before, after))
-        self._stalls = waiting
+        while self._stalls and self._streams.done(self._stalls[0][2]):  # the later ones most likely are not
+            meter, before, after = self._stalls.popleft()
+            meter.stalled += self._streams.seconds(before, after)
         self._slots.count()
 
     def _check(self) -> None:

@@ -1,4 +1,4 @@
-#include "transport/transport_local.h"
+#include "local_transport.h"
 
 #include <algorithm>
 #include <atomic>
