@@ -27,7 +27,7 @@ def test_a_host_is_described_in_a_line(machine: Make) -> None:
 def test_another_version_of_ddl_is_named_with_both_versions(machine: Make) -> None:
     (row,) = checks.versions({"a": machine(), "b": replace(machine(), ddl="0.0.9")}, "0.1.0")
     assert row.state == FAILED
-    assert str(row).startswith("host b: it has ddl 0.0.9, and this host has 0.1.0; install the same there")
+    assert str(row).startswith("host b: it has ddl 0.0.9, and this host has 0.1.0; install version 0.1.0 there")
 
 
 def test_a_host_without_the_plugin_for_mpi_is_a_warning(machine: Make) -> None:
