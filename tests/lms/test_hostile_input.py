@@ -31,7 +31,7 @@ from lms.trace import Trace
 
 Document = dict[str, object]
 
-BENCH = Path(__file__).parents[2] / "docs/results/ddl_bench_cpu2_2026-11-22.json"
+BENCH = Path(__file__).parents[2] / "docs/results/ddl_bench_cpu2_2026-11-28.json"
 JUNK: tuple[object, ...] = (
     None, True, False, 0, 1, -1, 2, 7, 0.5, -0.5, 1e-300, 1e300, 10**18, 2**63, 10**30, float("nan"), float("inf"),
     -float("inf"), "", "x", "save", "use", "1e9", "$x_$", "$\\frac$", "\ud800", "a\nb", "\x1b[31m", "\x00", [], {},

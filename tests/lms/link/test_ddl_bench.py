@@ -11,7 +11,7 @@ import pytest
 from lms.errors import UsageError
 from lms.link import catalogue
 
-RESULTS = Path(__file__).parents[3] / "docs/results/ddl_bench_cpu2_2026-11-22.json"
+RESULTS = Path(__file__).parents[3] / "docs/results/ddl_bench_cpu2_2026-11-28.json"
 
 
 def record(hosts: int = 4) -> dict:
