@@ -106,9 +106,8 @@ def _toggled(chosen: frozenset[int], index: int, candidates: Sequence[Candidate]
     """The set without the candidate, or with it in the place of those within it or around it."""
     if index in chosen:
         return chosen - {index}
-    return frozenset({one for one in chosen - candidates[index].within if index not in candidates[one].within}) | {
-        index
-    }
+    others = chosen - candidates[index].within
+    return frozenset({index, *(one for one in others if index not in candidates[one].within)})
 
 
 def _ms(seconds: float) -> str:
