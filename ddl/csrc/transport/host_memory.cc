@@ -68,6 +68,7 @@ size_t pipe_bytes_for(size_t ranks) {
 }
 
 size_t longest_riding(size_t pipe_bytes) {
+    if (pipe_bytes == 0) return 0;
     return std::min(kMostRiding, PipeMemory::longest_payload(pipe_bytes) / 3 / kPipeLine * kPipeLine);
 }
 

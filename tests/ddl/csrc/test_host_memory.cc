@@ -77,6 +77,7 @@ TEST("many ranks get smaller pipes, of a bounded size together, and too many non
     CHECK_EQ(pipe_bytes_for(1), size_t{0});
     size_t before = pipe_bytes_for(2);
     CHECK_EQ(longest_riding(before), kMostRiding);
+    CHECK_EQ(longest_riding(0), size_t{0});
     CHECK_EQ(pipe_bytes_for(11), before);
     CHECK(pipe_bytes_for(12) < before);
     for (size_t ranks = 3; ranks < 1000; ++ranks) {

@@ -41,6 +41,19 @@ def test_of_optimizers_that_are_known_each_step_is_told_and_those_of_the_first_c
     assert len(told) == 3
 
 
+def test_after_an_optimizer_that_is_gone_or_rests_the_next_one_counts() -> None:
+    one, two = plain(), plain()
+    known = Optimizers([])
+    assert known.counts(one)
+    assert [known.counts(two) for _ in range(64)] == [False] * 64
+    assert known.counts(two), "the first has done its work"
+    assert not known.counts(one)
+    del two
+    assert known.counts(one)
+    many = [plain() for _ in range(200)]  # one for each parameter
+    assert sum(known.counts(optimizer) for _ in range(3) for optimizer in (one, *many)) == 3
+
+
 def test_while_none_is_known_any_may_step_and_one_that_is_added_takes_over(told: list[Optimizer]) -> None:
     one, two = plain(), plain()
     known = Optimizers([])

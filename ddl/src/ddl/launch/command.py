@@ -22,7 +22,7 @@ from pathlib import Path
 
 from ddl.launch import door, rankfile
 from ddl.launch.decide import Job
-from ddl.launch.environment import HIDDEN_PREFIX, SECRET, wrapper
+from ddl.launch.environment import HIDDEN_PREFIX, SECRET, values, wrapper
 from ddl.launch.errors import UsageError
 from ddl.launch.mpi import AGENTS, HYDRA
 from ddl.launch.options import Export
@@ -65,7 +65,7 @@ def build(job: Job, folder: Path) -> Launch:
     secrets = {one.name: one.value for one in job.exports if one.secret and one.value is not None}
     keeper = job.found.doorkeeper if job.here or job.network.networks else None
     first = door.removal(keeper) if keeper and job.here else ""
-    own = () if SECRET in {one.name for one in job.exports} else (SECRET,)  # the user's comes another way
+    own = () if values(job.exports, job.found.environ).get(SECRET) else (SECRET,)  # the user's comes another way
     hidden = (*secrets, *own)
     program = (*wrapper(job.found.mpi, first, hidden), *job.found.program)
     environment = dict(ROOT_RIGHTS) if job.found.root and job.found.mpi.family != HYDRA else {}

@@ -40,8 +40,8 @@ class Ended:
     """How a command ended: its exit status, or 128 + N after signal N to it or to us.
 
     `asked` says that we got a signal to end it. `interrupted` says that a program that takes signals got its Ctrl-C
-    from us, and ended by itself. `errors` is the end of its stderr, at most TAIL_BYTES. `given_up` is why we ended it
-    unasked; None if it ended by itself.
+    from us, and no signal asked us to end it. `errors` is the end of its stderr, at most TAIL_BYTES. `given_up` is why
+    we ended it unasked; None if it ended by itself.
     """
 
     status: int

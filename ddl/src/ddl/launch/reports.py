@@ -33,10 +33,10 @@ _TAG = re.compile(rb"\[[\w.@,-]{0,60}(?:\](?:<[a-z]{0,6}>?)?:? ?)?\Z")
 # The rank that mpirun blames, in the words of Open MPI 4 and 5, and a rank that aborted because MPI found an error.
 _FIRST = re.compile(r"Process name: \[[^\n]*,(\d+)\]\n\s*Exit code:")
 _ABORTED = re.compile(r'process rank (\d+) with PID \d+ on node \S+ calling\s+"abort"')
-# A rank that waits in ddl_init, in libddl's words: over MPI each (mpi/launch_mpi.cc), over TCP rank 0, which knows for
-# whom (startup/tcp_rendezvous.cc).
+# A rank that waits in ddl_init, in libddl's words: over MPI each (mpi/launch_mpi.cc); over TCP rank 0 for the others,
+# or each of them for rank 0 (startup/tcp_rendezvous.cc).
 _WAITS = re.compile(rb"ddl: rank (\d+) \(host [^)\n]*\) has waited [\d.]+ s in (?:MPI_Init|ddl_init):")
-_AWAITED = re.compile(rb"ddl_init: rank 0 has waited [\d.]+ s for ranks? ([\d, ]+)[^:\n]*: not started")
+_AWAITED = re.compile(rb"ddl_init: rank \d+ has waited [\d.]+ s for ranks? ([\d, ]+)[^:\n]*: not started")
 _LONGEST = 32  # bytes after the token in a line
 _SHOWN = 8  # ranks and hosts that a message names
 
@@ -68,7 +68,7 @@ class Reports:
         self.ended: dict[int, int] = {}  # exit status of each rank, in the order of their ends
         self.asked: set[int] = set()  # ranks that MPI had asked to end
         self.waiting: set[int] = set()  # ranks that said they wait in ddl_init for others
-        self.awaited: set[int] = set()  # ranks that rank 0 said it waits for there
+        self.awaited: set[int] = set()  # ranks that were said to be waited for there, the last time
         self._token = token.encode()
         self._takes = f"{signals_token} {TAKES_SIGNALS}".encode() if signals_token else b""
         self._report = re.compile(
@@ -235,7 +235,8 @@ def absent(reports: Reports, places: Sequence[Place]) -> tuple[str, ...]:
     if not missing:
         return ()
     where = ", ".join(dict.fromkeys(one.host for one in missing[:_SHOWN]))
-    return (f"{named([one.rank for one in missing])} on {where} did not wait in ddl_init, as the others did",)
+    how = "came late to ddl_init, or not at all" if awaited else "did not wait in ddl_init, as the others did"
+    return (f"{named([one.rank for one in missing])} on {where} {how}",)
 
 
 def in_words(ended: int) -> str:

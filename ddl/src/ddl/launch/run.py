@@ -18,7 +18,7 @@ from ddl.launch.checks import Check
 from ddl.launch.command import Launch
 from ddl.launch.console import echo, say, show, warn
 from ddl.launch.decide import Found, Job, decide
-from ddl.launch.environment import HIDDEN_PREFIX, SECRET
+from ddl.launch.environment import HIDDEN_PREFIX, SECRET, values
 from ddl.launch.errors import CheckError
 from ddl.launch.look import look, reach_hosts
 from ddl.launch.machine import free_ports
@@ -122,7 +122,7 @@ def _run(asked: Options, job: Job, launch: Launch, environ: Mapping[str, str]) -
     variables = {**environ, **launch.environment}
     for name in (reports.VARIABLE, reports.SIGNALS_VARIABLE, *guard.VARIABLES):  # of a job that this one is part of
         variables.pop(name, None)
-    if SECRET not in {one.name for one in job.exports}:  # else the user's comes with the others
+    if not values(job.exports, job.found.environ).get(SECRET):  # else the user's comes with the others
         variables[f"{HIDDEN_PREFIX}{SECRET}"] = secrets.token_hex(16)
     heard = None
     if word := reports.diverted(asked.mpiargs):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 MOST_TURNS = 5  # turns after which the pass is over, whatever optimizers do
 OLD_ROUNDS = 2  # rounds of the optimizers after which a record that was not used counts as forgotten
 OLD_BACKWARDS = 64  # backward passes after which it does in any case
-GONE = 64  # steps of others after which an optimizer has done its work
+GONE = 64  # steps of one other optimizer after which an optimizer has done its work
 WARM_UP = 8  # steps until all optimizers that take turns are taken to be known
 
 
@@ -14,17 +16,19 @@ class Rounds:
 
     def __init__(self) -> None:
         self.count = 0
-        self._last: dict[int, int] = {}  # for each optimizer at work the number of its last step
+        self._latest: dict[int, deque[int]] = {}  # for each optimizer at work the numbers of its latest steps
         self._stepped: set[int] = set()  # in the round under way
         self._steps = 0
 
     def step(self, optimizer: int) -> None:
         """The optimizer with this number has stepped."""
         self._steps += 1
-        self._last[optimizer] = self._steps
-        self._last = {one: step for one, step in self._last.items() if self._steps - step <= GONE}
+        latest = self._latest.setdefault(optimizer, deque(maxlen=GONE + 1))
+        latest.append(self._steps)
+        if len(latest) > GONE and self._steps % GONE == 0:
+            self._latest = {one: steps for one, steps in self._latest.items() if steps[-1] >= latest[0]}
         self._stepped.add(optimizer)
-        if self._stepped >= self._last.keys():
+        if self._stepped >= self._latest.keys():
             self._stepped.clear()
             self.count += self._steps > WARM_UP
 

@@ -247,7 +247,7 @@ class PassPlanner:
             self.kept_state.decide(link, lambda state: beside(state).seconds)
         choice = beside(self.kept_state.nbytes)
         self.above += choice.recomputed  # while no plan is known, the rule leaves room for it
-        self._measure_next = True
+        self.measure_next()
         self.tell_choice(choice)
         return choice
 
@@ -287,6 +287,8 @@ class PassPlanner:
     def _learn(self, finished: Finished, keys: Sequence[Key], *, known: bool) -> None:
         """Plan for the pass that ended, if a pass like it is likely to come and gains by a plan."""
         recorder = finished.recorder
+        if recorder.measure:
+            self._curious.discard(keys[0])
         current = self.current
         shown = (
             current is not None
@@ -311,7 +313,6 @@ class PassPlanner:
         if self.limit is not None and not recorder.measure:
             self._curious.add(keys[0])
             return False
-        self._curious.discard(keys[0])
         return True
 
     def _add(self, keys: Sequence[Key], trace: Trace, *, shown: bool = True) -> Guide | None:
@@ -408,6 +409,9 @@ class PassPlanner:
             self.news.append(plan)
         usual = statistics.median(map(sum, guide.samples)) if guide.samples else guide.usual
         guide.follow(trace, plan, usual)
+        if plan.moves and not guide.shown:
+            guide.shown, self.current = True, guide
+            self.news.append(plan)
 
     def _drifted(self, guide: Guide, finished: Finished) -> str:
         """What takes another time by now than the guide's plan assumed; "" if nothing does, or that is not sure yet."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable
 from typing import Any, cast
 
@@ -15,7 +15,7 @@ from torch.optim.optimizer import (
 )
 from torch.utils.hooks import RemovableHandle
 
-_MOST_OTHERS = 64  # steps of others in a row after which the optimizer that counts has done its work
+_MOST_OTHERS = 64  # steps of one other optimizer after which the one that counts has done its work
 
 
 class Optimizers:
@@ -24,7 +24,7 @@ class Optimizers:
     def __init__(self, given: Iterable[Optimizer]) -> None:
         self._known: list[Optimizer] = []
         self._counting: weakref.ref[Optimizer] | None = None  # the one that counts
-        self._others = 0  # steps of others since it stepped last
+        self._others: Counter[int] = Counter()  # steps of each other one, by number, since it stepped last
         self._hooks: list[RemovableHandle] = []
         self._after_step: Callable[[Optimizer], None] | None = None
         self._before_step: Callable[..., Any] | None = None
@@ -83,10 +83,13 @@ class Optimizers:
         does: a script may train two models one after the other.
         """
         counting = self._counting() if self._counting is not None else None
-        self._others = 0 if optimizer is counting else self._others + 1
-        if counting is None or self._others > _MOST_OTHERS:
-            self._counting, self._others = weakref.ref(optimizer), 0
-        return not self._others
+        if optimizer is not counting:
+            self._others[id(optimizer)] += 1
+            if counting is not None and self._others[id(optimizer)] <= _MOST_OTHERS:
+                return False
+            self._counting = weakref.ref(optimizer)
+        self._others.clear()
+        return True
 
 
 def _unwrapped(optimizer: Optimizer) -> Optimizer:

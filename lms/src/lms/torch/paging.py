@@ -200,10 +200,10 @@ class Paging:
             self._never(parameter)
             self._adopted[parameter] = self._settle(_places, parameter)
 
-    def _block(self, owner: torch.Tensor, nbytes: int, *, transient: bool = False) -> Block:
-        """A block for `owner`, or for its gradient. Another tensor may have it once the owner is gone."""
+    def _block(self, owner: torch.Tensor, nbytes: int, *, transient: bool = False, fresh: bool = False) -> Block:
+        """A block for `owner`, or for its gradient; a `fresh` one, or one whose owner is gone."""
         spare = _left[nbytes, transient]
-        block = spare.pop() if spare else self.pager.block(nbytes, transient=transient)
+        block = spare.pop() if spare and not fresh else self.pager.block(nbytes, transient=transient)
         weakref.finalize(owner, spare.append, block).atexit = False
         return block
 
@@ -220,7 +220,9 @@ class Paging:
             twin = pages(nbytes)
             twin.copy_(flat_bytes(tensor))
             storage._swap_data_ptr_(twin.untyped_storage())  # type: ignore[attr-defined]
-            block = places[tensor] = self._block(tensor, nbytes)  # the old one's memory may live on elsewhere
+            block = places[tensor] = self._block(
+                tensor, nbytes, fresh=True
+            )  # a used one's memory may live on elsewhere
             tracked = self.pager.track(block, storage.data_ptr())
         return block if tracked else None
 

@@ -55,6 +55,8 @@ class Recomputation:
             candidates = self._watch.candidates(self._names.known) if sure else None
             if candidates is not None:
                 self._choose(candidates)
+            elif sure:
+                planner.measure_next()  # with new shapes in each step, too, the next pass gets a plan
             elif self._steps == 2 * _PATIENCE:
                 planner.tell_choice(
                     Choice(f"none: in {2 * _PATIENCE} steps no pass was like the one that the plan is for")
