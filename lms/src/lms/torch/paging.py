@@ -220,9 +220,8 @@ class Paging:
             twin = pages(nbytes)
             twin.copy_(flat_bytes(tensor))
             storage._swap_data_ptr_(twin.untyped_storage())  # type: ignore[attr-defined]
-            block = places[tensor] = self._block(
-                tensor, nbytes, fresh=True
-            )  # a used one's memory may live on elsewhere
+            # Not a used block: its memory may live on elsewhere.
+            block = places[tensor] = self._block(tensor, nbytes, fresh=True)
             tracked = self.pager.track(block, storage.data_ptr())
         return block if tracked else None
 
