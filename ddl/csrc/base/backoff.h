@@ -46,7 +46,7 @@ class Backoff {
 
   private:
     static constexpr int kYieldsASpin = 20;
-    // A rank that naps makes those nap that wait for it, so an interruption had better be over before.
+    // A rank that naps makes those nap that wait for it. So it waits until an interrupted one has run again.
     static constexpr int kYields = 200;
     static constexpr double kFirstNap = 10e-6;
     static constexpr double kGrowth = 1.25;  // a nap is at most a quarter of those before it together, and kFirstNap

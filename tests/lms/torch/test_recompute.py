@@ -561,6 +561,16 @@ def test_batches_of_changing_shapes_are_trained_to_the_last_bit(
     assert recomputed(models.GPT, loss, 12)[0]
 
 
+def test_shapes_that_never_repeat_do_not_keep_modules_from_being_chosen(recomputed: Callable[..., Any]) -> None:
+    def build() -> nn.Module:
+        return nn.Sequential(*(nn.Sequential(nn.Linear(16, 64), nn.Sigmoid(), nn.Linear(64, 16)) for _ in range(3)))
+
+    def loss(model: nn.Module) -> Tensor:
+        return model(torch.randn(torch.initial_seed() - 60, 16)).square().mean()  # a row more in each step
+
+    assert recomputed(build, loss, 40, budget=14_000)[0]
+
+
 def test_compiled_modules_are_left_alone(recomputed: Callable[..., Any]) -> None:
     def build() -> nn.Module:
         torch._dynamo.reset()

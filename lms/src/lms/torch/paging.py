@@ -32,8 +32,7 @@ from lms.torch.saving import let_save_wait
 _places: WeakIdKeyDictionary = WeakIdKeyDictionary()  # parameters: their blocks
 _places_of_gradients: WeakIdKeyDictionary = WeakIdKeyDictionary()  # parameters: the blocks of their gradients
 _places_of_state: WeakIdKeyDictionary = WeakIdKeyDictionary()  # an optimizer's tensors: their blocks
-# Blocks of tensors that are gone, by their size and by whether they are transient.
-_left: defaultdict[tuple[int, bool], list[Block]] = defaultdict(list)
+_left: defaultdict[int, list[Block]] = defaultdict(list)  # by size: blocks of parameters and state that are gone
 _CPU = torch.device("cpu")
 _MOST_USES = 1_000_000  # in a step; one that never ends is not remembered
 
@@ -163,7 +162,7 @@ class Paging:
             nbytes = _nbytes(gradient)
             block: Block | None = _places_of_gradients.get(parameter)
             if block is None or block.nbytes != nbytes:
-                block = _places_of_gradients[parameter] = self._block(parameter, nbytes, transient=True)
+                block = _places_of_gradients[parameter] = self.pager.block(nbytes, transient=True)
             self.pager.track(block, gradient.untyped_storage().data_ptr())
         self._use(self._adopted.get(parameter), self._gradient(parameter))
 
@@ -200,10 +199,10 @@ class Paging:
             self._never(parameter)
             self._adopted[parameter] = self._settle(_places, parameter)
 
-    def _block(self, owner: torch.Tensor, nbytes: int, *, transient: bool = False, fresh: bool = False) -> Block:
-        """A block for `owner`, or for its gradient; a `fresh` one, or one whose owner is gone."""
-        spare = _left[nbytes, transient]
-        block = spare.pop() if spare and not fresh else self.pager.block(nbytes, transient=transient)
+    def _block(self, owner: torch.Tensor, nbytes: int, *, fresh: bool = False) -> Block:
+        """A block for `owner`: a `fresh` one, or one whose owner is gone."""
+        spare = _left[nbytes]
+        block = spare.pop() if spare and not fresh else self.pager.block(nbytes)
         weakref.finalize(owner, spare.append, block).atexit = False
         return block
 
