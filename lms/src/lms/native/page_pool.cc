@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <iterator>
+#include <utility>
+#include <vector>
 
 namespace lms {
 namespace {
@@ -50,7 +52,7 @@ bool PagePool::free(void* block, bool whole) {
     }
     if (!found->second.lent) usage_.used -= found->second.nbytes;  // else the pager has counted its pages
     found->second.lent = false;
-    add_idle(found);
+    retire(found);
     trim(keep_);
     return true;
 }
@@ -61,6 +63,7 @@ std::size_t PagePool::lend(void* block, std::size_t most) {
     if (found == blocks_.end() || found->second.idle || found->second.lent) return 0;
     if (found->second.nbytes > most) return 0;
     found->second.lent = true;
+    found->second.fresh = 0;
     usage_.used -= found->second.nbytes;
     usage_.paged += found->second.nbytes;
     return found->second.nbytes;
@@ -188,7 +191,7 @@ PagePool::Address PagePool::stitch(std::size_t nbytes) {
         if (mprotect(start + done, nbytes - done, PROT_READ | PROT_WRITE) != 0) return abandon(start, nbytes, done);
         usage_.fresh += nbytes - done;
     }
-    blocks_.emplace(start, Block{nbytes, false});
+    blocks_.emplace(start, Block{nbytes, false, nbytes - done});
     return start;
 }
 
@@ -226,6 +229,23 @@ bool PagePool::move(Address from, Address to, std::size_t nbytes) {
         piece = next;
     }
     return true;
+}
+
+// Make a freed block idle. Idle pages count as memory, so its fresh pages go back if few of them were touched: a
+// library's scratch is often much larger than what is used of it.
+void PagePool::retire(Blocks::iterator block) {
+    const std::size_t fresh = std::exchange(block->second.fresh, 0);
+    std::vector<unsigned char> pages(fresh / page_);
+    const std::size_t before = block->second.nbytes - fresh;
+    if (fresh > 0 && mincore(block->first + before, fresh, pages.data()) == 0) {
+        const auto touched =
+            std::count_if(pages.begin(), pages.end(), [](unsigned char page) { return (page & 1) != 0; });
+        if (static_cast<std::size_t>(touched) <= pages.size() / 2) {
+            give_up(before > 0 ? split(block, before) : block);
+            if (before == 0) return;
+        }
+    }
+    add_idle(block);
 }
 
 // Make the block idle, as one with its idle neighbours.

@@ -86,6 +86,7 @@ class PagePool {
     struct Block {
         std::size_t nbytes;
         bool idle;
+        std::size_t fresh = 0;  // bytes at its end that came from the system with it
         bool lent = false;
     };
     using Blocks = std::map<Address, Block>;
@@ -94,6 +95,7 @@ class PagePool {
     Address stitch(std::size_t nbytes);
     Address abandon(Address start, std::size_t nbytes, std::size_t moved);
     bool move(Address from, Address to, std::size_t nbytes);
+    void retire(Blocks::iterator block);
     void add_idle(Blocks::iterator block);
     void remove_idle(Blocks::iterator block);
     Blocks::iterator split(Blocks::iterator block, std::size_t nbytes);

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from lms.build import library_path
 from lms.memory.device import CpuDevice
+from lms.memory.resident import ResidentSet
 from lms.torch.cpu import page_pool
 
 KB, MB = 1 << 10, 1 << 20
@@ -120,6 +121,23 @@ def test_pages_of_several_blocks_become_one_without_a_fresh_one(library: ctypes.
     for block in (large, *blocks[1::2]):
         block.check()
         library.lms_pool_free(block.address)
+
+
+def test_scratch_that_is_hardly_touched_is_not_kept_as_if_it_were_memory(
+    library: ctypes.CDLL, pool: page_pool.PagePool
+) -> None:
+    pool.keep(0)
+    pool.keep(2**62)
+    resident = ResidentSet()
+    beside = resident.current() - pool.usage().idle
+    for touched, kept in ((1, 0), (32, 64 * MB), (1, 64 * MB)):  # of 32 pages; the last block is made of the one before
+        address = library.lms_pool_allocate(64 * MB)
+        for page in range(0, 64 * MB // PAGE):
+            if page % 32 < touched:
+                ctypes.memset(address + page * PAGE, 1, 1)
+        library.lms_pool_free(address)
+        assert pool.usage().idle == kept
+        assert resident.current() - pool.usage().idle == pytest.approx(beside, abs=4 * MB)
 
 
 def test_memory_that_is_not_the_pools_is_refused(library: ctypes.CDLL, pool: page_pool.PagePool) -> None:
@@ -239,7 +257,7 @@ def test_pages_of_moves_that_the_system_refuses_are_returned() -> None:
 def test_patchwork_is_given_up_before_the_process_runs_out_of_mappings(
     library: ctypes.CDLL, pool: page_pool.PagePool
 ) -> None:
-    pages = [library.lms_pool_allocate(PAGE) for _ in range(20_000)]
+    pages = [Block(library, PAGE, mark).address for mark in range(20_000)]
     for page in pages[::2]:
         library.lms_pool_free(page)
     before = pool.usage()
