@@ -76,16 +76,16 @@ void PagePool::left(std::size_t nbytes) {
 
 void* PagePool::take_pages(std::size_t nbytes, void* place) {
     const std::lock_guard<std::mutex> guard(mutex_);
-    auto fit = idle_.lower_bound({nbytes, nullptr});
-    const auto has_seam = [&](Address start) {
-        const auto seam = seams_.upper_bound(start);
-        return seam != seams_.end() && *seam < start + nbytes;
-    };
-    while (fit != idle_.end() && has_seam(fit->second)) ++fit;
+    const auto [within, start] = one_mapping(nbytes);
     Address run = nullptr;
-    if (fit != idle_.end()) {
-        const auto block = blocks_.find(fit->second);
+    if (start != nullptr) {
+        auto block = blocks_.find(within);
         remove_idle(block);
+        if (start > within) {
+            const auto before = block;
+            block = split(block, static_cast<std::size_t>(start - within));
+            add_idle(before);
+        }
         if (block->second.nbytes > nbytes) add_idle(split(block, nbytes));
         run = block->first;
         blocks_.erase(block);
@@ -105,6 +105,20 @@ void* PagePool::take_pages(std::size_t nbytes, void* place) {
     return run;
 }
 
+// The idle block that fits best of those that have `nbytes` in one mapping, and where these begin; null if there is
+// none.
+std::pair<PagePool::Address, PagePool::Address> PagePool::one_mapping(std::size_t nbytes) const {
+    for (auto fit = idle_.lower_bound({nbytes, nullptr}); fit != idle_.end(); ++fit) {
+        const auto [size, block] = *fit;
+        for (Address start = block; start + nbytes <= block + size;) {
+            const auto seam = seams_.upper_bound(start);
+            if (seam == seams_.end() || *seam >= start + nbytes) return {block, start};
+            start = *seam;
+        }
+    }
+    return {nullptr, nullptr};
+}
+
 bool PagePool::wants(std::size_t nbytes) const {
     const std::lock_guard<std::mutex> guard(mutex_);
     return keep_ != kUnbounded || usage_.idle + nbytes <= kMostAdopted;
@@ -114,10 +128,6 @@ void PagePool::adopt(void* pages, std::size_t nbytes) {
     const std::lock_guard<std::mutex> guard(mutex_);
     const Address start = static_cast<Address>(pages);
     usage_.paged -= nbytes;
-    if (mprotect(start, nbytes, PROT_READ | PROT_WRITE) != 0) {
-        give_back(start, nbytes);
-        return;
-    }
     seams_.erase(seams_.lower_bound(start), seams_.lower_bound(start + nbytes));
     seams_.insert({start, start + nbytes});
     add_idle(blocks_.emplace(start, Block{nbytes, false}).first);

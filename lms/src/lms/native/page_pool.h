@@ -62,7 +62,7 @@ class PagePool {
     // ever.
     bool wants(std::size_t nbytes) const;
 
-    // Take over pages that left a lent block, as a mapping of their own. They are handed out like freed ones.
+    // Take over pages that left a lent block, as a writable mapping of their own. They are handed out like freed ones.
     void adopt(void* pages, std::size_t nbytes);
 
     // Keep idle pages only while all pages together are at most `nbytes`; return what is more, now and from now on.
@@ -92,6 +92,7 @@ class PagePool {
     using Blocks = std::map<Address, Block>;
 
     Address take(std::size_t nbytes);
+    std::pair<Address, Address> one_mapping(std::size_t nbytes) const;
     Address stitch(std::size_t nbytes);
     Address abandon(Address start, std::size_t nbytes, std::size_t moved);
     bool move(Address from, Address to, std::size_t nbytes);

@@ -141,7 +141,7 @@ bool Pager::track(std::uint32_t first, char* address, int file, std::uint64_t of
         piece.state = State::kDirty;
         piece.begins = index == 0;
         piece.transient = transient;
-        piece.rewritten = false;
+        piece.came_for = piece.written_for = kNever;
         piece.touched = ++clock_;
         addresses_.emplace(piece.address, static_cast<std::uint32_t>(first + index));
     }
@@ -208,7 +208,7 @@ void Pager::expect(const std::uint32_t* pieces, const std::uint32_t* positions, 
     const Lock lock(mutex_);
     for (Piece& piece : pieces_) {
         piece.positions.clear();
-        piece.rewritten = false;
+        piece.came_for = piece.written_for = kNever;
     }
     length_ = 0;
     for (std::size_t index = 0; index < count; ++index) {
@@ -240,12 +240,10 @@ bool Pager::fault(char* address, bool writes) {
     if (found == addresses_.begin()) return false;
     Piece& piece = pieces_[(--found)->second];
     if (address >= piece.address + piece.nbytes) return false;
-    if (piece.state == State::kClean || piece.state == State::kLeaving || piece.state == State::kDirty) {
+    if (piece.state == State::kClean || piece.state == State::kDirty) {
         if (!writes) return true;  // it came meanwhile
-        // A copy under way is of no use any more, and the next one had better wait until the writing is over.
         if (mprotect(piece.address, piece.nbytes, PROT_READ | PROT_WRITE) != 0) die("mprotect", piece.nbytes, errno);
-        if (piece.state == State::kLeaving) piece.touched = ++clock_;
-        if (piece.state == State::kClean) piece.rewritten = true;
+        if (piece.state == State::kClean) piece.written_for = piece.came_for;
         piece.state = State::kDirty;
         return true;
     }
@@ -256,6 +254,7 @@ bool Pager::fault(char* address, bool writes) {
         return false;
     }
     const auto began = std::chrono::steady_clock::now();
+    changed_.wait(lock, [&piece] { return piece.state != State::kLeaving; });
     if (piece.state == State::kAway) make_room(lock, piece.nbytes);
     if (piece.state == State::kAway) bring(lock, piece);  // else it came meanwhile
     changed_.wait(lock, [&piece] { return piece.state != State::kComing; });
@@ -273,11 +272,12 @@ void Pager::in_child() {
     for (Piece& piece : pieces_) {
         piece.busy = false;
         piece.file = -1;
-        if (piece.state == State::kComing) {
+        const bool moves = piece.state == State::kComing || piece.state == State::kLeaving;
+        if (moves) {
             usage_.resident -= piece.nbytes;
             pool_.left(piece.nbytes);
         }
-        if (piece.state == State::kComing || piece.state == State::kAway) piece.state = State::kLost;
+        if (moves || piece.state == State::kAway) piece.state = State::kLost;
     }
     mutex_.unlock();
 }
@@ -288,8 +288,9 @@ void Pager::bring(Lock& lock, Piece& piece) {
     piece.busy = true;
     const std::size_t nbytes = piece.nbytes;
     usage_.resident += nbytes;
-    // Optimizer state is written in its one use of a step, and need not fault for it.
-    bool writable = piece.rewritten && piece.positions.size() == 1;
+    piece.came_for = next_use(piece);
+    // What was written in the last step before it left again need not fault for it.
+    bool writable = piece.written_for == piece.came_for && piece.came_for != kNever;
     void* const pages = pool_.take_pages(nbytes, piece.address);
     if (pages == nullptr) die("no memory", nbytes, ENOMEM);
     lock.unlock();
@@ -320,35 +321,42 @@ bool Pager::fill(const Piece& piece, void* pages, bool& writable) {
 
 // Write a piece's pages, unless the file has them, and give them back. False if the disk takes no more.
 bool Pager::evict(Lock& lock, Piece& piece) {
+    void* const lifted = pool_.wants(piece.nbytes) ? lift(piece) : nullptr;
     if (piece.state == State::kDirty) {
-        if (mprotect(piece.address, piece.nbytes, PROT_READ) != 0) return false;  // too many mappings
+        if (lifted == nullptr && mprotect(piece.address, piece.nbytes, PROT_READ) != 0)
+            return false;  // too many mappings
         piece.state = State::kLeaving;
         piece.busy = true;
         lock.unlock();
-        const int error = write_all(piece.file, piece.address, piece.nbytes, piece.offset);
+        const char* const from = lifted != nullptr ? static_cast<const char*>(lifted) : piece.address;
+        const int error = write_all(piece.file, from, piece.nbytes, piece.offset);
         lock.lock();
         piece.busy = false;
         changed_.notify_all();
-        if (piece.state != State::kLeaving) return true;  // it was written to meanwhile, and stays
         if (error != 0) {
             usage_.failed = static_cast<std::uint64_t>(error);
-            if (mprotect(piece.address, piece.nbytes, PROT_READ | PROT_WRITE) == 0) piece.state = State::kDirty;
+            piece.state = State::kDirty;
+            if (lifted != nullptr) {
+                lay_back(piece, lifted);
+            } else {
+                static_cast<void>(
+                    mprotect(piece.address, piece.nbytes, PROT_READ | PROT_WRITE));  // else a write asks again
+            }
             return false;
         }
         usage_.out += piece.nbytes;
     }
-    void* const pages = pool_.wants(piece.nbytes) ? lift(piece) : nullptr;
     // A fresh mapping over it gives the pages back and takes the access at once. Neighbours become one mapping.
     if (mmap(piece.address, piece.nbytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == MAP_FAILED &&
-        pages == nullptr) {
+        lifted == nullptr) {
         if (mprotect(piece.address, piece.nbytes, PROT_READ) != 0) die("mprotect", piece.nbytes, errno);
         piece.state = State::kClean;
         return false;
     }
     piece.state = State::kAway;
     usage_.resident -= piece.nbytes;
-    if (pages != nullptr) {
-        pool_.adopt(pages, piece.nbytes);
+    if (lifted != nullptr) {
+        pool_.adopt(lifted, piece.nbytes);
     } else {
         pool_.left(piece.nbytes);
     }
@@ -356,18 +364,27 @@ bool Pager::evict(Lock& lock, Piece& piece) {
     return true;
 }
 
-// Revoke the access to a piece whose bytes are in its file, and move its pages away: the system clears new pages before
-// it hands them out, which takes longer than reading into these. Null if it does not move them.
+// Revoke the access to a piece and move its pages away, where they may be written to: the system clears new pages
+// before it hands them out, which takes longer than reading into these. Null if it does not move them.
 void* Pager::lift(const Piece& piece) {
 #ifdef MREMAP_DONTUNMAP
     if (mprotect(piece.address, piece.nbytes, PROT_NONE) != 0) return nullptr;
     // The addresses stay mapped, with no pages behind them. No thread sees those, because it has no access.
     void* const pages = mremap(piece.address, piece.nbytes, piece.nbytes, MREMAP_MAYMOVE | MREMAP_DONTUNMAP, nullptr);
-    if (pages != MAP_FAILED) return pages;  // else there are several mappings, or the system is older than Linux 5.7
+    if (pages == MAP_FAILED) return nullptr;  // there are several mappings, or the system is older than Linux 5.7
+    if (mprotect(pages, piece.nbytes, PROT_READ | PROT_WRITE) == 0) return pages;
+    lay_back(piece, pages);
 #else
     static_cast<void>(piece);
 #endif
     return nullptr;
+}
+
+// Move pages to a piece's place.
+void Pager::lay_back(const Piece& piece, void* pages) {
+    if (mremap(pages, piece.nbytes, piece.nbytes, MREMAP_MAYMOVE | MREMAP_FIXED, piece.address) == MAP_FAILED) {
+        die("mremap", piece.nbytes, errno);
+    }
 }
 
 // Bytes that may be in memory, if the pool hands out `handed` more.
@@ -384,13 +401,18 @@ void Pager::make_room(Lock& lock, std::size_t nbytes, std::size_t handed) {
     }
 }
 
-// Positions from here to the next use. What is transient has none behind its last one.
-std::uint32_t Pager::distance(const Piece& piece) const {
+// The position of the next use, or of the first one in the next step. What is transient has none behind its last one.
+std::uint32_t Pager::next_use(const Piece& piece) const {
     const auto& uses = piece.positions;
-    if (uses.empty()) return kNever;
     const auto next = std::lower_bound(uses.begin(), uses.end(), position_);
-    if (next != uses.end()) return *next - position_;
-    return piece.transient ? kNever : uses.front() + length_ - position_;
+    if (next != uses.end()) return *next;
+    return uses.empty() || piece.transient ? kNever : uses.front();
+}
+
+// Positions from here to the next use.
+std::uint32_t Pager::distance(const Piece& piece) const {
+    const std::uint32_t next = next_use(piece);
+    return next == kNever || next >= position_ ? next - (next == kNever ? 0 : position_) : next + length_ - position_;
 }
 
 // The piece that is away and used first, if few are on their way back.

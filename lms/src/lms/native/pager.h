@@ -99,7 +99,8 @@ class Pager {
         bool busy = false;    // a thread copies it
         bool begins = false;  // a block begins with it
         bool transient = false;
-        bool rewritten = false;                // it was written after it had come back
+        std::uint32_t came_for = 0,
+                      written_for = 0;         // the use that it came back for, and one after which it was written too
         std::uint64_t touched = 0;             // when it last came or was made, by a counter
         std::vector<std::uint32_t> positions;  // of its uses
     };
@@ -114,8 +115,10 @@ class Pager {
     std::size_t room(std::size_t handed) const;
     bool fill(const Piece& piece, void* pages, bool& writable);
     void* lift(const Piece& piece);
+    void lay_back(const Piece& piece, void* pages);
     Piece* next_back(std::uint32_t* distance);
     Piece* next_out(std::uint32_t than, bool reads_ahead);
+    std::uint32_t next_use(const Piece& piece) const;
     std::uint32_t distance(const Piece& piece) const;
 
     PagePool& pool_;
