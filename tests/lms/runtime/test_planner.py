@@ -112,6 +112,16 @@ def test_each_sequence_of_accesses_keeps_its_plan(make: Planner) -> None:
     assert planner.replans == len(shapes) - 1
 
 
+def test_a_plan_moves_no_more_than_it_must_once_the_budget_is_proven(make: Planner) -> None:
+    planner = make(limit=25_600)  # plans leave 500 bytes free, and only 100 after something has moved
+    for other in (100, 100, 100, 1300):
+        run(planner, [100] * 240, other=other)
+    assert planner.plan is not None
+    assert planner.plan.moves
+    run(planner, [100] * 240, other=1300)
+    assert not planner.plan.moves
+
+
 def test_of_plans_that_begin_alike_the_last_used_is_tried_first(make: Planner) -> None:
     planner = make(budget=200)
     run(planner, [100] * 6)

@@ -164,7 +164,7 @@ bool Pager::forget(char* address) {
         changed_.wait(lock, [&piece] { return !piece.busy; });
         end += piece.nbytes;
         usage_.tracked -= piece.nbytes;
-        if (piece.state == State::kClean && mprotect(piece.address, piece.nbytes, PROT_READ | PROT_WRITE) == 0) {
+        if (piece.state == State::kClean && allow(piece, PROT_READ | PROT_WRITE)) {
             piece.state = State::kDirty;
         }
         whole = whole && piece.state == State::kDirty;
@@ -241,8 +241,8 @@ bool Pager::fault(char* address, bool writes) {
     Piece& piece = pieces_[(--found)->second];
     if (address >= piece.address + piece.nbytes) return false;
     if (piece.state == State::kClean || piece.state == State::kDirty) {
-        if (!writes) return true;  // it came meanwhile
-        if (mprotect(piece.address, piece.nbytes, PROT_READ | PROT_WRITE) != 0) die("mprotect", piece.nbytes, errno);
+        if (piece.state == State::kClean && !writes) return true;  // it came meanwhile
+        if (!allow(piece, PROT_READ | PROT_WRITE)) die("mprotect", piece.nbytes, errno);
         if (piece.state == State::kClean) piece.written_for = piece.came_for;
         piece.state = State::kDirty;
         return true;
@@ -323,8 +323,7 @@ bool Pager::fill(const Piece& piece, void* pages, bool& writable) {
 bool Pager::evict(Lock& lock, Piece& piece) {
     void* const lifted = pool_.wants(piece.nbytes) ? lift(piece) : nullptr;
     if (piece.state == State::kDirty) {
-        if (lifted == nullptr && mprotect(piece.address, piece.nbytes, PROT_READ) != 0)
-            return false;  // too many mappings
+        if (lifted == nullptr && !allow(piece, PROT_READ)) return false;  // too many mappings
         piece.state = State::kLeaving;
         piece.busy = true;
         lock.unlock();
@@ -336,20 +335,15 @@ bool Pager::evict(Lock& lock, Piece& piece) {
         if (error != 0) {
             usage_.failed = static_cast<std::uint64_t>(error);
             piece.state = State::kDirty;
-            if (lifted != nullptr) {
-                lay_back(piece, lifted);
-            } else {
-                static_cast<void>(
-                    mprotect(piece.address, piece.nbytes, PROT_READ | PROT_WRITE));  // else a write asks again
-            }
-            return false;
+            if (lifted != nullptr) lay_back(piece, lifted);
+            return false;  // what was not lifted can be read, and a write to it faults once more
         }
         usage_.out += piece.nbytes;
     }
     // A fresh mapping over it gives the pages back and takes the access at once. Neighbours become one mapping.
     if (mmap(piece.address, piece.nbytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == MAP_FAILED &&
         lifted == nullptr) {
-        if (mprotect(piece.address, piece.nbytes, PROT_READ) != 0) die("mprotect", piece.nbytes, errno);
+        if (!allow(piece, PROT_READ)) die("mprotect", piece.nbytes, errno);
         piece.state = State::kClean;
         return false;
     }
@@ -368,7 +362,7 @@ bool Pager::evict(Lock& lock, Piece& piece) {
 // before it hands them out, which takes longer than reading into these. Null if it does not move them.
 void* Pager::lift(const Piece& piece) {
 #ifdef MREMAP_DONTUNMAP
-    if (mprotect(piece.address, piece.nbytes, PROT_NONE) != 0) return nullptr;
+    if (!allow(piece, PROT_NONE)) return nullptr;
     // The addresses stay mapped, with no pages behind them. No thread sees those, because it has no access.
     void* const pages = mremap(piece.address, piece.nbytes, piece.nbytes, MREMAP_MAYMOVE | MREMAP_DONTUNMAP, nullptr);
     if (pages == MAP_FAILED) return nullptr;  // there are several mappings, or the system is older than Linux 5.7
@@ -379,6 +373,9 @@ void* Pager::lift(const Piece& piece) {
 #endif
     return nullptr;
 }
+
+// Set the access to a piece in its place. False if that would make too many mappings.
+bool Pager::allow(const Piece& piece, int access) { return mprotect(piece.address, piece.nbytes, access) == 0; }
 
 // Move pages to a piece's place.
 void Pager::lay_back(const Piece& piece, void* pages) {

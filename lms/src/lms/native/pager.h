@@ -114,6 +114,7 @@ class Pager {
     void make_room(Lock& lock, std::size_t nbytes, std::size_t handed = 0);
     std::size_t room(std::size_t handed) const;
     bool fill(const Piece& piece, void* pages, bool& writable);
+    static bool allow(const Piece& piece, int access);
     void* lift(const Piece& piece);
     void lay_back(const Piece& piece, void* pages);
     Piece* next_back(std::uint32_t* distance);

@@ -321,7 +321,7 @@ class PassPlanner:
         if plan is None:
             return None
         new = Guide(keys, trace, plan)
-        new.margin = self.budget.margin
+        new.margin, new.proven = self.budget.margin, self.budget.proven
         new.shown = shown
         if shown:
             self.replans += bool(self.guides)
@@ -386,7 +386,8 @@ class PassPlanner:
             self._give_up(recorder, over)
             over = 0
         drift = self._drifted(guide, finished)
-        if over <= 0 and guide.passes not in REFINED_AFTER and not drift:
+        grown = bool(guide.plan.moves) and self.budget.proven and not guide.proven  # the plan may use more by now
+        if over <= 0 and guide.passes not in REFINED_AFTER and not drift and not grown:
             return
         trace = self._measured_again(guide, recorder)
         if over > 0:
@@ -403,7 +404,7 @@ class PassPlanner:
                 link, lambda state: self._make(trace, link, self._bound(trace, state)).forecast.seconds
             )
         self.replans += plan.moves != guide.plan.moves
-        guide.margin = self.budget.margin
+        guide.margin, guide.proven = self.budget.margin, self.budget.proven
         if drift:
             plan = replace(plan, drift=drift)
             self.news.append(plan)

@@ -38,17 +38,19 @@ BUGS: dict[str, Edit] = {
         "read_all(piece.file, static_cast<char*>(pages), nbytes, piece.offset)",
         "read_all(piece.file, static_cast<char*>(pages), nbytes / 2, piece.offset)",
     ),
-    "early release: pages that were written to during their copy out are dropped": (
-        "        if (piece.state != State::kLeaving) return true;  // it was written to meanwhile, and stays\n",
-        "",
+    "a page dropped dirty: it leaves without being written to the file": (
+        "    if (piece.state == State::kDirty) {\n",
+        "    if (piece.state == State::kDirty && piece.positions.size() < 2) {\n",
     ),
     "wrong offset: all pieces of a block have one place": (
         "        piece.offset = offset + start;\n",
         "        piece.offset = offset;\n",
     ),
-    "stale version: a write during the copy out is not noticed": (
-        "        if (mprotect(piece.address, piece.nbytes, PROT_READ) != 0) return false;  // too many mappings\n",
-        "",
+    "stale version: the access is revoked after the copy out": (
+        "    void* const lifted = pool_.wants(piece.nbytes) ? lift(piece) : nullptr;\n"
+        "    if (piece.state == State::kDirty) {\n"
+        "        if (lifted == nullptr && !allow(piece, PROT_READ)) return false;  // too many mappings\n",
+        "    void* const lifted = nullptr;\n    if (piece.state == State::kDirty) {\n",
     ),
     "a page dropped dirty: a write to what came back is not noticed": (
         "        piece.state = State::kDirty;\n        return true;\n",
@@ -59,7 +61,7 @@ BUGS: dict[str, Edit] = {
         "    piece.state = State::kClean;\n",
     ),
     "early release: the pages leave before the access is revoked": (
-        "    if (mprotect(piece.address, piece.nbytes, PROT_NONE) != 0) return nullptr;\n",
+        "    if (!allow(piece, PROT_NONE)) return nullptr;\n",
         "",
     ),
 }
