@@ -437,6 +437,28 @@ def test_a_full_disk_is_an_error_behind_the_step_and_loses_nothing(files_of_at_m
     assert same(plain[1], list(model.parameters()))
 
 
+@pytest.mark.parametrize("idle", [0, 64 << 20])  # with much idle memory the pages are not moved away for the copy
+def test_memory_that_a_full_disk_refused_is_as_good_as_any_once_it_is_freed(idle: int, files_of_at_most: Any) -> None:
+    with Session(budget=0, swap="parameters") as session:
+        paging = session._state._paging
+        assert paging is not None
+        ours = [torch.ones(1_000_000) for _ in range(40)]
+        torch.ones(idle // 4)  # freed at once
+        with files_of_at_most(8 << 10):
+            for one in ours:
+                assert paging.pager.track(paging.pager.block(one.nbytes), one.data_ptr())
+            paging.pager.keep(0)
+            deadline = time.monotonic() + 20
+            while not paging.pager.usage().failed:
+                assert time.monotonic() < deadline
+        assert all(int(one.sum()) == one.numel() for one in ours)
+        ours.clear()
+        others = [torch.full((1_000_000,), 2.0) for _ in range(40)]
+        assert all(int(one.sum()) == 2_000_000 for one in others)
+        with contextlib.suppress(SpillError):
+            paging.pager.check()
+
+
 def test_a_model_is_built_under_the_limit() -> None:
     with torch.device("meta"):
         model = Net(40)

@@ -14,7 +14,9 @@ namespace {
 // Each seam may cost a mapping, and a process has 65530 of them by default, for its threads and libraries too.
 constexpr std::size_t kMostSeams = 16384;
 constexpr std::size_t kUnbounded = std::numeric_limits<std::size_t>::max();
-constexpr std::size_t kMostAdopted = 32 << 20;  // idle bytes, if nothing else bounds them
+constexpr std::size_t kMostLooks = 1024;         // at mappings, to find one that is large enough
+constexpr std::size_t kLeastReturned = 1 << 20;  // bytes at a block's end: they cost a mapping
+constexpr std::size_t kMostAdopted = 32 << 20;   // idle bytes, if nothing else bounds them
 
 void* reserve(std::size_t nbytes) {
     // Without access it counts against no limit on memory (RLIMIT_DATA, overcommitment) while pages move in.
@@ -52,7 +54,7 @@ bool PagePool::free(void* block, bool whole) {
     }
     if (!found->second.lent) usage_.used -= found->second.nbytes;  // else the pager has counted its pages
     found->second.lent = false;
-    retire(found);
+    make_idle(found);
     trim(keep_);
     return true;
 }
@@ -76,7 +78,7 @@ void PagePool::left(std::size_t nbytes) {
 
 void* PagePool::take_pages(std::size_t nbytes, void* place) {
     const std::lock_guard<std::mutex> guard(mutex_);
-    const auto [within, start] = one_mapping(nbytes);
+    const auto [within, start] = find_one_mapping(nbytes);
     Address run = nullptr;
     if (start != nullptr) {
         auto block = blocks_.find(within);
@@ -105,14 +107,15 @@ void* PagePool::take_pages(std::size_t nbytes, void* place) {
     return run;
 }
 
-// The idle block that fits best of those that have `nbytes` in one mapping, and where these begin; null if there is
-// none.
-std::pair<PagePool::Address, PagePool::Address> PagePool::one_mapping(std::size_t nbytes) const {
+// The smallest idle block that has `nbytes` in one mapping, and where these begin; null if none is found.
+std::pair<PagePool::Address, PagePool::Address> PagePool::find_one_mapping(std::size_t nbytes) const {
+    std::size_t looks = 0;
     for (auto fit = idle_.lower_bound({nbytes, nullptr}); fit != idle_.end(); ++fit) {
         const auto [size, block] = *fit;
         for (Address start = block; start + nbytes <= block + size;) {
             const auto seam = seams_.upper_bound(start);
             if (seam == seams_.end() || *seam >= start + nbytes) return {block, start};
+            if (++looks == kMostLooks) return {nullptr, nullptr};
             start = *seam;
         }
     }
@@ -241,19 +244,22 @@ bool PagePool::move(Address from, Address to, std::size_t nbytes) {
     return true;
 }
 
-// Make a freed block idle. Idle pages count as memory, so its fresh pages go back if few of them were touched: a
-// library's scratch is often much larger than what is used of it.
-void PagePool::retire(Blocks::iterator block) {
+// Make a freed block idle. Idle pages count as memory, so fresh pages that were not touched go back. A library's
+// scratch is often much larger than what is used of it.
+void PagePool::make_idle(Blocks::iterator block) {
     const std::size_t fresh = std::exchange(block->second.fresh, 0);
     std::vector<unsigned char> pages(fresh / page_);
-    const std::size_t before = block->second.nbytes - fresh;
-    if (fresh > 0 && mincore(block->first + before, fresh, pages.data()) == 0) {
-        const auto touched =
-            std::count_if(pages.begin(), pages.end(), [](unsigned char page) { return (page & 1) != 0; });
-        if (static_cast<std::size_t>(touched) <= pages.size() / 2) {
-            give_up(before > 0 ? split(block, before) : block);
-            if (before == 0) return;
-        }
+    const Address start = block->first + block->second.nbytes - fresh;
+    if (fresh > 0 && mincore(start, fresh, pages.data()) == 0) {
+        const auto is_touched = [](unsigned char page) { return (page & 1) != 0; };
+        const auto end =
+            std::find_if(pages.rbegin(), pages.rend(), is_touched).base();  // mostly it is used from its begin
+        const auto touched = static_cast<std::size_t>(std::count_if(pages.begin(), end, is_touched));
+        auto kept = static_cast<std::size_t>(end - pages.begin());
+        if (2 * touched <= kept) kept = 0;
+        const std::size_t more = fresh - kept * page_;
+        if (more == block->second.nbytes) return give_up(block);
+        if (more >= kLeastReturned || (kept == 0 && more > 0)) give_up(split(block, block->second.nbytes - more));
     }
     add_idle(block);
 }

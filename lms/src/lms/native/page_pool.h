@@ -4,7 +4,7 @@
 // and a page of zeros). One that keeps freed blocks pays with memory: a block's hole serves only blocks that fit into
 // it. This pool keeps the pages and not the holes. When no idle block is large enough, pages of several idle blocks are
 // moved by mremap behind one new run of addresses, without being copied. So the pool never holds more pages than were
-// in use at once, and after the first step of a training it faults no more.
+// in use at once, and after the first step of a training it faults no more, except in scratch that is hardly touched.
 //
 // Stitching blocks from the pages of others is the idea of GMLake (Guo et al., ASPLOS 2024), there for a GPU's memory.
 
@@ -92,11 +92,11 @@ class PagePool {
     using Blocks = std::map<Address, Block>;
 
     Address take(std::size_t nbytes);
-    std::pair<Address, Address> one_mapping(std::size_t nbytes) const;
+    std::pair<Address, Address> find_one_mapping(std::size_t nbytes) const;
     Address stitch(std::size_t nbytes);
     Address abandon(Address start, std::size_t nbytes, std::size_t moved);
     bool move(Address from, Address to, std::size_t nbytes);
-    void retire(Blocks::iterator block);
+    void make_idle(Blocks::iterator block);
     void add_idle(Blocks::iterator block);
     void remove_idle(Blocks::iterator block);
     Blocks::iterator split(Blocks::iterator block, std::size_t nbytes);

@@ -11,8 +11,10 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
 #include <limits>
 #include <new>
+#include <utility>
 
 namespace lms {
 namespace {
@@ -161,11 +163,11 @@ bool Pager::forget(char* address) {
     while (found != addresses_.end() && found->first == end) {
         Piece& piece = pieces_[found->second];
         if (piece.begins != (end == address)) break;  // the next block
-        changed_.wait(lock, [&piece] { return !piece.busy; });
+        changed_.wait(lock, [&piece] { return piece.state != State::kLeaving && piece.state != State::kComing; });
         end += piece.nbytes;
         usage_.tracked -= piece.nbytes;
-        if (piece.state == State::kClean && allow(piece, PROT_READ | PROT_WRITE)) {
-            piece.state = State::kDirty;
+        if (piece.state == State::kClean || piece.state == State::kDirty) {
+            piece.state = allow(piece, PROT_READ | PROT_WRITE) ? State::kDirty : State::kClean;
         }
         whole = whole && piece.state == State::kDirty;
         if (piece.state != State::kAway && piece.state != State::kLost) {
@@ -256,7 +258,7 @@ bool Pager::fault(char* address, bool writes) {
     const auto began = std::chrono::steady_clock::now();
     changed_.wait(lock, [&piece] { return piece.state != State::kLeaving; });
     if (piece.state == State::kAway) make_room(lock, piece.nbytes);
-    if (piece.state == State::kAway) bring(lock, piece);  // else it came meanwhile
+    if (piece.state == State::kAway) bring(lock, piece, last_use(piece));  // else it came meanwhile
     changed_.wait(lock, [&piece] { return piece.state != State::kComing; });
     usage_.waited += static_cast<std::uint64_t>(
         std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now() - began).count());
@@ -270,27 +272,28 @@ void Pager::in_child() {
     threads_.clear();
     new (&changed_) std::condition_variable;  // the parent's threads wait for the other one
     for (Piece& piece : pieces_) {
-        piece.busy = false;
         piece.file = -1;
-        const bool moves = piece.state == State::kComing || piece.state == State::kLeaving;
-        if (moves) {
+        if (piece.state == State::kLeaving) {
+            if (piece.lifted != nullptr) lay_back(piece);
+            piece.state = State::kDirty;
+        }
+        if (piece.state == State::kComing) {
             usage_.resident -= piece.nbytes;
             pool_.left(piece.nbytes);
         }
-        if (moves || piece.state == State::kAway) piece.state = State::kLost;
+        if (piece.state == State::kComing || piece.state == State::kAway) piece.state = State::kLost;
     }
     mutex_.unlock();
 }
 
 // Read the pages elsewhere and move them into place, so that no thread sees them before they are whole.
-void Pager::bring(Lock& lock, Piece& piece) {
+void Pager::bring(Lock& lock, Piece& piece, std::uint32_t use) {
     piece.state = State::kComing;
-    piece.busy = true;
     const std::size_t nbytes = piece.nbytes;
     usage_.resident += nbytes;
-    piece.came_for = next_use(piece);
-    // What was written in the last step before it left again need not fault for it.
-    bool writable = piece.written_for == piece.came_for && piece.came_for != kNever;
+    piece.came_for = use;
+    // If it was written to after the same use of an earlier step, it need not fault for that.
+    bool writable = use == piece.written_for && use != kNever;
     void* const pages = pool_.take_pages(nbytes, piece.address);
     if (pages == nullptr) die("no memory", nbytes, ENOMEM);
     lock.unlock();
@@ -302,7 +305,6 @@ void Pager::bring(Lock& lock, Piece& piece) {
     }
     lock.lock();
     piece.state = writable ? State::kDirty : State::kClean;
-    piece.busy = false;
     piece.touched = ++clock_;
     usage_.back += nbytes;
     changed_.notify_all();
@@ -319,38 +321,41 @@ bool Pager::fill(const Piece& piece, void* pages, bool& writable) {
     return mremap(pages, nbytes, nbytes, MREMAP_MAYMOVE | MREMAP_FIXED, piece.address) != MAP_FAILED;
 }
 
-// Write a piece's pages, unless the file has them, and give them back. False if the disk takes no more.
+// Write a piece's pages, unless the file has them, and give them back. False if the disk takes no more, or if the
+// system refuses to change the access.
 bool Pager::evict(Lock& lock, Piece& piece) {
-    void* const lifted = pool_.wants(piece.nbytes) ? lift(piece) : nullptr;
+    piece.lifted = pool_.wants(piece.nbytes) ? lift(piece) : nullptr;
     if (piece.state == State::kDirty) {
-        if (lifted == nullptr && !allow(piece, PROT_READ)) return false;  // too many mappings
+        if (piece.lifted == nullptr && !allow(piece, PROT_READ)) return false;
         piece.state = State::kLeaving;
-        piece.busy = true;
         lock.unlock();
-        const char* const from = lifted != nullptr ? static_cast<const char*>(lifted) : piece.address;
-        const int error = write_all(piece.file, from, piece.nbytes, piece.offset);
+        const void* const pages = piece.lifted != nullptr ? piece.lifted : piece.address;
+        const int error = write_all(piece.file, static_cast<const char*>(pages), piece.nbytes, piece.offset);
         lock.lock();
-        piece.busy = false;
         changed_.notify_all();
         if (error != 0) {
             usage_.failed = static_cast<std::uint64_t>(error);
             piece.state = State::kDirty;
-            if (lifted != nullptr) lay_back(piece, lifted);
-            return false;  // what was not lifted can be read, and a write to it faults once more
+            if (piece.lifted != nullptr) {
+                lay_back(piece);
+            } else {
+                allow(piece, PROT_READ | PROT_WRITE);  // or else the next fault does it
+            }
+            return false;
         }
         usage_.out += piece.nbytes;
     }
     // A fresh mapping over it gives the pages back and takes the access at once. Neighbours become one mapping.
     if (mmap(piece.address, piece.nbytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == MAP_FAILED &&
-        lifted == nullptr) {
+        piece.lifted == nullptr) {
         if (!allow(piece, PROT_READ)) die("mprotect", piece.nbytes, errno);
         piece.state = State::kClean;
         return false;
     }
     piece.state = State::kAway;
     usage_.resident -= piece.nbytes;
-    if (lifted != nullptr) {
-        pool_.adopt(lifted, piece.nbytes);
+    if (piece.lifted != nullptr) {
+        pool_.adopt(std::exchange(piece.lifted, nullptr), piece.nbytes);
     } else {
         pool_.left(piece.nbytes);
     }
@@ -358,31 +363,34 @@ bool Pager::evict(Lock& lock, Piece& piece) {
     return true;
 }
 
-// Revoke the access to a piece and move its pages away, where they may be written to: the system clears new pages
-// before it hands them out, which takes longer than reading into these. Null if it does not move them.
-void* Pager::lift(const Piece& piece) {
+// Revoke the access to a piece and move its pages elsewhere, where they can be written to. The pool hands them out
+// again. That is faster than new pages, because the system clears those first. Null if it does not move them; the
+// access may be revoked then.
+void* Pager::lift(Piece& piece) {
 #ifdef MREMAP_DONTUNMAP
     if (!allow(piece, PROT_NONE)) return nullptr;
     // The addresses stay mapped, with no pages behind them. No thread sees those, because it has no access.
     void* const pages = mremap(piece.address, piece.nbytes, piece.nbytes, MREMAP_MAYMOVE | MREMAP_DONTUNMAP, nullptr);
     if (pages == MAP_FAILED) return nullptr;  // there are several mappings, or the system is older than Linux 5.7
     if (mprotect(pages, piece.nbytes, PROT_READ | PROT_WRITE) == 0) return pages;
-    lay_back(piece, pages);
+    piece.lifted = pages;
+    lay_back(piece);
 #else
     static_cast<void>(piece);
 #endif
     return nullptr;
 }
 
-// Set the access to a piece in its place. False if that would make too many mappings.
-bool Pager::allow(const Piece& piece, int access) { return mprotect(piece.address, piece.nbytes, access) == 0; }
-
-// Move pages to a piece's place.
-void Pager::lay_back(const Piece& piece, void* pages) {
+// Move lifted pages back to their piece.
+void Pager::lay_back(Piece& piece) {
+    void* const pages = std::exchange(piece.lifted, nullptr);
     if (mremap(pages, piece.nbytes, piece.nbytes, MREMAP_MAYMOVE | MREMAP_FIXED, piece.address) == MAP_FAILED) {
         die("mremap", piece.nbytes, errno);
     }
 }
+
+// Set the access to a piece in its place. False if the system refuses: there are too many mappings, for example.
+bool Pager::allow(const Piece& piece, int access) { return mprotect(piece.address, piece.nbytes, access) == 0; }
 
 // Bytes that may be in memory, if the pool hands out `handed` more.
 std::size_t Pager::room(std::size_t handed) const {
@@ -404,6 +412,13 @@ std::uint32_t Pager::next_use(const Piece& piece) const {
     const auto next = std::lower_bound(uses.begin(), uses.end(), position_);
     if (next != uses.end()) return *next;
     return uses.empty() || piece.transient ? kNever : uses.front();
+}
+
+// The position of the last use so far in this step; else of the next one.
+std::uint32_t Pager::last_use(const Piece& piece) const {
+    const auto& uses = piece.positions;
+    const auto next = std::upper_bound(uses.begin(), uses.end(), position_);
+    return next != uses.begin() ? *std::prev(next) : next_use(piece);
 }
 
 // Positions from here to the next use.
@@ -440,7 +455,7 @@ Pager::Piece* Pager::next_out(std::uint32_t than, bool reads_ahead) {
     Piece* best = nullptr;
     std::uint32_t farthest = 0;
     for (Piece& piece : pieces_) {
-        if ((piece.state != State::kDirty && piece.state != State::kClean) || piece.busy || piece.file < 0) {
+        if ((piece.state != State::kDirty && piece.state != State::kClean) || piece.file < 0) {
             continue;
         }
         if (piece.touched + recent_ > clock_) continue;
@@ -459,7 +474,7 @@ void Pager::read_ahead() {
         std::uint32_t at = 0;
         Piece* const piece = next_back(&at);
         if (piece != nullptr && usage_.resident + piece->nbytes <= room(kSpare)) {
-            bring(lock, *piece);
+            bring(lock, *piece, next_use(*piece));
             continue;
         }
         const std::size_t wanted = piece != nullptr && next_out(at, true) != nullptr ? 2 * kPiece : 0;

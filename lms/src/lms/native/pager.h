@@ -96,11 +96,11 @@ class Pager {
         std::uint64_t offset = 0;
         int file = -1;  // none: it stays
         State state = State::kEmpty;
-        bool busy = false;    // a thread copies it
         bool begins = false;  // a block begins with it
         bool transient = false;
-        std::uint32_t came_for = 0,
-                      written_for = 0;         // the use that it came back for, and one after which it was written too
+        void* lifted = nullptr;                // where its pages are while it leaves, if that is not its address
+        std::uint32_t came_for = 0;            // the use that it last came back for
+        std::uint32_t written_for = 0;         // the last of these after which it was written to
         std::uint64_t touched = 0;             // when it last came or was made, by a counter
         std::vector<std::uint32_t> positions;  // of its uses
     };
@@ -109,17 +109,18 @@ class Pager {
 
     void read_ahead();
     void write_behind();
-    void bring(Lock& lock, Piece& piece);
+    void bring(Lock& lock, Piece& piece, std::uint32_t use);
     bool evict(Lock& lock, Piece& piece);
     void make_room(Lock& lock, std::size_t nbytes, std::size_t handed = 0);
     std::size_t room(std::size_t handed) const;
     bool fill(const Piece& piece, void* pages, bool& writable);
     static bool allow(const Piece& piece, int access);
-    void* lift(const Piece& piece);
-    void lay_back(const Piece& piece, void* pages);
+    void* lift(Piece& piece);
+    void lay_back(Piece& piece);
     Piece* next_back(std::uint32_t* distance);
     Piece* next_out(std::uint32_t than, bool reads_ahead);
     std::uint32_t next_use(const Piece& piece) const;
+    std::uint32_t last_use(const Piece& piece) const;
     std::uint32_t distance(const Piece& piece) const;
 
     PagePool& pool_;

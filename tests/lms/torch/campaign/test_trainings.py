@@ -47,10 +47,10 @@ BUGS: dict[str, Edit] = {
         "        piece.offset = offset;\n",
     ),
     "stale version: the access is revoked after the copy out": (
-        "    void* const lifted = pool_.wants(piece.nbytes) ? lift(piece) : nullptr;\n"
+        "    piece.lifted = pool_.wants(piece.nbytes) ? lift(piece) : nullptr;\n"
         "    if (piece.state == State::kDirty) {\n"
-        "        if (lifted == nullptr && !allow(piece, PROT_READ)) return false;  // too many mappings\n",
-        "    void* const lifted = nullptr;\n    if (piece.state == State::kDirty) {\n",
+        "        if (piece.lifted == nullptr && !allow(piece, PROT_READ)) return false;\n",
+        "    if (piece.state == State::kDirty) {\n",
     ),
     "a page dropped dirty: a write to what came back is not noticed": (
         "        piece.state = State::kDirty;\n        return true;\n",
