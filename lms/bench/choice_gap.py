@@ -15,7 +15,7 @@ from statistics import median
 
 from planner_gap import Case, cases
 
-from lms.core.plan import Plan, make_plan
+from lms.core.plan import make_plan
 from lms.core.recompute import Call, Candidate, choose, recompute
 from lms.core.trace import Trace
 from lms.errors import LimitError
@@ -53,7 +53,7 @@ def _candidate(trace: Trace, first: int, last: int, number: int, within: frozens
 def best(case: Case, found: Sequence[Candidate]) -> float:
     """Seconds of the fastest step of all sets of candidates, none within another, that fit as `choose` asks."""
     swapping = make_plan(case.trace, case.link, limit=case.limit, budget=case.budget)
-    most = max(case.limit if case.limit is not None else (case.budget or 0) + case.trace.largest, _peak(swapping))
+    most = max(case.limit if case.limit is not None else (case.budget or 0) + case.trace.largest, swapping.bounded_peak)
     least = swapping.forecast.seconds
     for count in range(1, len(found) + 1):
         for chosen in combinations(range(len(found)), count):
@@ -62,13 +62,9 @@ def best(case: Case, found: Sequence[Candidate]) -> float:
             calls = [call for index in chosen for call in found[index].calls]
             with suppress(LimitError):
                 plan = make_plan(recompute(case.trace, calls), case.link, limit=case.limit, budget=case.budget)
-                if _peak(plan) <= most:
+                if plan.bounded_peak <= most:
                     least = min(least, plan.forecast.seconds)
     return least
-
-
-def _peak(plan: Plan) -> int:
-    return plan.forecast.resident_peak if plan.limit is not None else plan.forecast.held_peak
 
 
 def measure(seed: int, count: int) -> list[float]:

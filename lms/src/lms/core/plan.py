@@ -51,6 +51,11 @@ class Plan(Schedule):
     choice: Choice | None = None  # of modules that are recomputed, if one was made
     drift: str = ""  # why it replaces an earlier plan, if costs have drifted: which ones, and by how much
 
+    @property
+    def bounded_peak(self) -> int:
+        """The most bytes foreseen of what the bound is about: on the device, or of tensors under a budget."""
+        return self.forecast.resident_peak if self.limit is not None else self.forecast.held_peak
+
     def moved(self) -> frozenset[int]:
         """Indices of the tensors that leave memory at least once."""
         return frozenset(move.tensor for move in self.moves)

@@ -15,7 +15,7 @@ import numpy as np
 
 from lms.core.gaps import find_gaps, held_at
 from lms.core.link import Link
-from lms.core.plan import Choice, Plan, floor, make_plan
+from lms.core.plan import Choice, floor, make_plan
 from lms.core.trace import Access, AccessKind, Tensor, Trace
 from lms.errors import LimitError
 from lms.units import format_size
@@ -60,7 +60,7 @@ def choose(
         return Choice("none: everything fits", seconds=swapping.forecast.seconds)
     if swapping.forecast.seconds <= _EQUAL * trace.seconds:
         return Choice("none: the link hides all copies", seconds=swapping.forecast.seconds)
-    most = max(limit if limit is not None else (budget or 0) + trace.largest, _peak(swapping))
+    most = max(limit if limit is not None else (budget or 0) + trace.largest, swapping.bounded_peak)
 
     def alternative(chosen: Collection[int]) -> Trace:
         return recompute(trace, [call for index in sorted(chosen) for call in candidates[index].calls])
@@ -73,7 +73,7 @@ def choose(
             known[chosen] = float("inf")
             with suppress(LimitError):
                 plan = make_plan(alternative(chosen), link, limit=limit, budget=budget)
-                if _peak(plan) <= most:
+                if plan.bounded_peak <= most:
                     known[chosen] = plan.forecast.seconds
         return known[chosen]
 
@@ -112,11 +112,6 @@ def _toggled(chosen: frozenset[int], index: int, candidates: Sequence[Candidate]
 
 def _ms(seconds: float) -> str:
     return f"{seconds * 1e3:.0f} ms"
-
-
-def _peak(plan: Plan) -> int:
-    """What the plan's bound bounds."""
-    return plan.forecast.resident_peak if plan.limit is not None else plan.forecast.held_peak
 
 
 def _least(trace: Trace, limit: int | None) -> int:
