@@ -35,7 +35,7 @@ class Guide:
         self.drift = Drift()
         self.follow(trace, plan)
         self.margin = 0  # bytes that the plan was asked to leave free, because real peaks were above foreseen ones
-        self.proven = False  # the plan was made with a budget that was proven by then
+        self.proven = False  # something had moved before the plan was made, so it leaves no more free than it must
         self.passes = 0  # complete passes that followed it
         self.shown = True  # to the user: it is not of a pass that needs no plan
         self.samples: list[list[float]] = []  # gaps of the passes that were timed

@@ -107,7 +107,7 @@ void* PagePool::take_pages(std::size_t nbytes, void* place) {
     return run;
 }
 
-// The smallest idle block that has `nbytes` in one mapping, and where these begin; null if none is found.
+// The smallest idle block that has `nbytes` in one mapping, and the address of these; null if none is found.
 std::pair<PagePool::Address, PagePool::Address> PagePool::find_one_mapping(std::size_t nbytes) const {
     std::size_t looks = 0;
     for (auto fit = idle_.lower_bound({nbytes, nullptr}); fit != idle_.end(); ++fit) {
@@ -252,14 +252,13 @@ void PagePool::make_idle(Blocks::iterator block) {
     const Address start = block->first + block->second.nbytes - fresh;
     if (fresh > 0 && mincore(start, fresh, pages.data()) == 0) {
         const auto is_touched = [](unsigned char page) { return (page & 1) != 0; };
-        const auto end =
-            std::find_if(pages.rbegin(), pages.rend(), is_touched).base();  // mostly it is used from its begin
+        const auto end = std::find_if(pages.rbegin(), pages.rend(), is_touched).base();  // most is used from the start
         const auto touched = static_cast<std::size_t>(std::count_if(pages.begin(), end, is_touched));
         auto kept = static_cast<std::size_t>(end - pages.begin());
         if (2 * touched <= kept) kept = 0;
         const std::size_t more = fresh - kept * page_;
         if (more == block->second.nbytes) return give_up(block);
-        if (more >= kLeastReturned || (kept == 0 && more > 0)) give_up(split(block, block->second.nbytes - more));
+        if (more >= kLeastReturned || kept == 0) give_up(split(block, block->second.nbytes - more));
     }
     add_idle(block);
 }

@@ -363,9 +363,9 @@ bool Pager::evict(Lock& lock, Piece& piece) {
     return true;
 }
 
-// Revoke the access to a piece and move its pages elsewhere, where they can be written to. The pool hands them out
-// again. That is faster than new pages, because the system clears those first. Null if it does not move them; the
-// access may be revoked then.
+// Revoke the access to a piece and move its pages to an address of their own. There they are writable, and the pool
+// hands them out again. That is faster than new pages, because the system clears those first. Null if the pages stay;
+// the access may be revoked then.
 void* Pager::lift(Piece& piece) {
 #ifdef MREMAP_DONTUNMAP
     if (!allow(piece, PROT_NONE)) return nullptr;
@@ -414,7 +414,7 @@ std::uint32_t Pager::next_use(const Piece& piece) const {
     return uses.empty() || piece.transient ? kNever : uses.front();
 }
 
-// The position of the last use so far in this step; else of the next one.
+// The position of the last use in this step so far, or of the next one if there was none.
 std::uint32_t Pager::last_use(const Piece& piece) const {
     const auto& uses = piece.positions;
     const auto next = std::upper_bound(uses.begin(), uses.end(), position_);
