@@ -48,7 +48,8 @@ def blocks(operations: list[nn.Module]) -> nn.Module:
     return nn.Sequential(*(nn.Sequential(*operations[at : at + 4]) for at in range(0, len(operations), 4)))
 
 
-MODELS = {"saves": saves, "stays": stays}
+MODELS = {"saves": saves, "stays": stays, "moves": saves}
+SHARE = 0.9  # of the bytes that "moves" saves may stay
 
 
 def identity() -> AbstractContextManager[object]:
@@ -56,11 +57,11 @@ def identity() -> AbstractContextManager[object]:
     return saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
 
 
-def managed(model: nn.Module) -> AbstractContextManager[object]:
-    """LMS with room for everything."""
+def managed(model: nn.Module, budget: int | None = None) -> AbstractContextManager[object]:
+    """LMS with room for so many bytes; by default for everything."""
     from lms import Session
 
-    return Session(model, min_size=MIN_SIZE)
+    return Session(model, min_size=MIN_SIZE, budget=budget)
 
 
 def step(model: nn.Module, x: Tensor) -> tuple[float, float]:
@@ -97,11 +98,12 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(20)
     model, x = MODELS[config["model"]](config["operations"])
+    budget = int(SHARE * config["operations"] * MIN_SIZE) if config["model"] == "moves" else None
     saved = count(model, x)
     kinds: dict[str, Callable[[], AbstractContextManager[object]]] = {
         "plain": nullcontext,
         "identity": identity,
-        "lms": lambda: managed(model),
+        "lms": lambda: managed(model, budget),
     }
     with kinds[config["kind"]]():
         for _ in range(WARM):

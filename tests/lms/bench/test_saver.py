@@ -52,9 +52,19 @@ def test_nothing_is_saved_any_more_when_a_step_ends() -> None:
     assert len(ends) == saver.count(model, x)
 
 
+def test_a_tenth_of_what_moves_saves_has_to_leave() -> None:
+    model, x = saver.MODELS["moves"](100)
+    with saver.managed(model, int(saver.SHARE * 100 * saver.MIN_SIZE)) as session:
+        assert isinstance(session, Session)
+        for _ in range(3):
+            saver.step(model, x)
+        assert session.stats()["last_out"] >= 9 * saver.MIN_SIZE
+
+
+@pytest.mark.parametrize("model", ["saves", "moves"])
 @pytest.mark.parametrize("kind", ["plain", "identity", "lms"])
-def test_the_process_says_what_is_saved_and_answers_with_both_halves(kind: str) -> None:
-    worker = Worker({"kind": kind, "model": "saves", "operations": 20}, program=Path(saver.__file__))
+def test_the_process_says_what_is_saved_and_answers_with_both_halves(kind: str, model: str) -> None:
+    worker = Worker({"kind": kind, "model": model, "operations": 20}, program=Path(saver.__file__))
     try:
         assert worker.opening == {"saved": 20}
         for _ in range(2):

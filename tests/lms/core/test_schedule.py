@@ -45,3 +45,8 @@ def test_a_move_that_goes_on_in_the_next_step_comes_back_in_the_one_after_it_lef
     assert course.begins_away == {0, 2}, "tensor 1 has started back by then"
     assert course.returns == [Return(0, 1, 1), Return(2, 3, 0), Return(9, 11, 1)]
     assert course.on_demand == {(2, 0)}
+
+
+def test_the_next_start_is_the_first_one_from_an_access_on() -> None:
+    course = Course(Schedule((swap(0, after=6), swap(1, after=2), swap(2, after=2)), TEN))
+    assert [course.next_start(at) for at in (0, 2, 3, 6, 7)] == [2, 2, 6, 6, 10]

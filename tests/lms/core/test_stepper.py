@@ -114,9 +114,9 @@ class Run:
 
     def next_step(self, course: Course | None = None, *, lives_on: bool = True) -> None:
         """Another step begins, with the items of this one if they live on."""
-        items = self.stepper.items if lives_on else []
+        items = self.stepper.items if lives_on else {}
         self.stepper.begin(course)
-        for item in items:
+        for item in items.values():
             self.stepper.add(item)
 
     def over(self, index: int) -> None:
@@ -129,7 +129,7 @@ class Run:
     def where(self) -> str:
         """The first letter of each item's state: here, leaving, away, coming, dead."""
         self.stepper.settle()
-        return "".join(item.state.name[0] for item in self.stepper.items)
+        return "".join(item.state.name[0] for item in self.stepper.items.values())
 
     @property
     def copies(self) -> list[str]:
@@ -428,7 +428,7 @@ def test_returns_of_the_schedule_that_takes_over_are_its_own() -> None:
 def test_what_was_left_behind_is_the_first_to_leave_and_the_only_one_in_a_step_with_a_schedule() -> None:
     run = Run()
     run.go("w0 w1")
-    old = list(run.stepper.items)
+    old = list(run.stepper.items.values())
     for item in old:
         run.stepper.leave_behind(item)
     assert run.stepper.left == 2 * N

@@ -50,7 +50,7 @@ class Run:
         """A view of a record, its first one if the pass has none of this storage."""
         run, storage = self.under_way, tensor.untyped_storage()
         run.recorder.enter()
-        record = next((one for one in run.records if one.holds(storage, None)), None)
+        record = next((one for one in run.records.values() if one.holds(storage, None)), None)
         if record is None:
             record = LiveRecord(len(run.records), (storage._cdata, 0), storage.nbytes())
             record.origin = weakref.ref(storage)
@@ -80,7 +80,7 @@ class Run:
             run.records[index].views.clear()
             run.free(run.records[index])
         self.stepper.settle()
-        return "".join(record.state.name[0] for record in run.records)
+        return "".join(record.state.name[0] for record in run.records.values())
 
     def finish(self) -> Finished:
         finished = self.under_way.finish()

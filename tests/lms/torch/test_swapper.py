@@ -97,7 +97,7 @@ def test_a_change_in_place_of_what_came_back_is_an_error(lms: Make) -> None:
         others = [torch.exp(y * k) for k in (0.1, 0.2, 0.3)]
         loss = sum(other.sum() for other in others)
         torch.autograd.grad(loss, w, retain_graph=True)
-        assert any(record.let_go for record in session._swapper._pass.records)
+        assert any(record.let_go for record in session._swapper._pass.records.values())
         with torch.no_grad():
             y.add_(1)
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):

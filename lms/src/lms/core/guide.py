@@ -58,6 +58,8 @@ class Guide:
         self.drift.forget()
         self.unread: Timed | None = None  # the last timed pass, until its times can be read without a wait
         self.course = Course(plan, plan.forecast.held_peak)
+        moved = plan.moved()
+        self.moves = [index in moved for index in range(len(trace.tensors))]
         self.pinned = [tensor.pinned for tensor in trace.tensors]
         self.sizes = [tensor.nbytes for tensor in trace.tensors]
         self.labels = [(tensor.module, tensor.dtype, tensor.shape) for tensor in trace.tensors]

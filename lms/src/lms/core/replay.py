@@ -23,10 +23,11 @@ def replay(
     `reach` is called with the number of each access before the stepper hears of it.
     """
     stepper.begin(course)
-    stepper.items = items = [
+    items = [
         before[index] if before and tensor.freed is None else Item(index, tensor.nbytes)
         for index, tensor in enumerate(trace.tensors)
     ]
+    stepper.items = dict(enumerate(items))
     freed: dict[int, list[Item]] = defaultdict(list)
     for item, tensor in zip(items, trace.tensors, strict=True):
         item.pinned = tensor.pinned

@@ -5,6 +5,7 @@ The rules by which they are executed are `lms.core.stepper`'s.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import defaultdict
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -73,3 +74,9 @@ class Course:
             if not laps and move.before > end:  # if there was no room for it before the step's end
                 self.returns.append(Return(0, move.before - end, move.tensor))
         self.returns.sort()
+        self._starts = sorted(self.starts)
+
+    def next_start(self, position: int) -> int:
+        """The first access from `position` on with which a move starts; the number of accesses if none does."""
+        at = bisect_left(self._starts, position)
+        return self._starts[at] if at < len(self._starts) else len(self.cap)

@@ -58,6 +58,7 @@ class Stepper(Generic[I]):
         self.held = 0
         self.held_peak = 0
         self.left = 0  # held bytes of items that outlived their step
+        self.elsewhere = 0  # held bytes of the step's other tensors, of which other code takes care
         self.misses = 0
         self.made_room = 0  # reads for which others left because the device was full
         self.evictable: dict[int, I] = {}  # by index: held, not pinned, and not on their way
@@ -74,8 +75,8 @@ class Stepper(Generic[I]):
     def begin(self, course: Course | None) -> None:
         """Begin a step. It follows `course`, or the rule if there is none."""
         self.drop_due()  # the last operation of the step before is over
-        self.items: list[I] = []  # by index; the dead ones too
-        self.position = 0
+        self.skip_to(0, 0)
+        self.items: dict[int, I] = {}  # by index; the dead ones too
         self.largest = 0
         self.held_peak = self.held
         self._course = course
@@ -83,11 +84,6 @@ class Stepper(Generic[I]):
         self._returned = 0  # into course.returns
         self._full_with: int | None = None  # bytes held when the device had no room for a copy ahead of its read
         self._forward = True  # nothing has been read yet
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether nothing is held, and no copy is in flight."""
-        return not (self.held or self._leaving or self._copied)
 
     @property
     def leaving(self) -> int:
@@ -98,8 +94,7 @@ class Stepper(Generic[I]):
 
     def add(self, item: I) -> None:
         """The step's next tensor: written for the first time, or there (or away) since the step before."""
-        if item.index == len(self.items):
-            self.items.append(item)
+        self.items[item.index] = item
         if not item.pinned:
             self.largest = max(self.largest, item.nbytes)
             if item.state is State.HERE and not item.held:
@@ -156,6 +151,29 @@ class Stepper(Generic[I]):
 
     # Accesses
 
+    def skip_to(self, position: int, elsewhere: int) -> None:
+        """Go on at this access. Other code takes care of tensors that hold `elsewhere` bytes by now.
+
+        Those are none of the items, and the schedule does not move them.
+        """
+        self.position = position
+        self.held += elsewhere - self.elsewhere
+        self.elsewhere = elsewhere
+        self.held_peak = max(self.held_peak, self.held)
+
+    @property
+    def next_due(self) -> int:
+        """The access up to which the stepper need not be called, unless more than the cap is held.
+
+        What copies out have freed by then is settled later, so that more is held meanwhile than there need be.
+        """
+        course = self._course
+        assert course is not None
+        if self._drops:
+            return self.position
+        due = course.next_start(self.position)
+        return min(due, course.returns[self._returned].at) if self._returned < len(course.returns) else due
+
     def settle(self) -> None:
         """Rule 1. Raises the error of a copy out that failed."""
         while self._leaving:
@@ -175,11 +193,12 @@ class Stepper(Generic[I]):
         for move in due:
             self._send(self.items[move.tensor])
 
-    def access(self, item: I, *, read: bool) -> None:
-        """Rules 3 to 5, with `item` in hand."""
+    def access(self, item: I | None, *, read: bool) -> None:
+        """Rules 3 to 5, with `item` in hand; with none if other code takes care of it."""
         course, position = self._course, self.position
         self.position += 1
         if course is None:
+            assert item is not None
             self._by_rule(item, read=read)
         else:
             self._by_schedule(course, position, item)
@@ -194,14 +213,14 @@ class Stepper(Generic[I]):
                 for move in course.starts.get(earlier, ()):
                     self._start(move)
 
-    def _by_schedule(self, course: Course, position: int, item: I) -> None:
+    def _by_schedule(self, course: Course, position: int, item: I | None) -> None:
         for move in course.starts.get(position, ()):
             if move.write:
                 self._start(move)
             else:
                 self._drops.append(move)
         cap = course.cap[position]
-        if course.most_held is not None and self.held - self.left > max(cap, course.most_held):
+        if self._exceeds(course, position):
             self._off_schedule = True  # tensors live longer than they did (retain_graph): make room by the rule
         if self.held > cap or course.write_ahead is not None:
             self._make_room(cap, item, ahead=course.write_ahead)
@@ -219,6 +238,15 @@ class Stepper(Generic[I]):
                 if self.held + comer.nbytes > cap or not self._come_ahead(comer):
                     break
             self._returned += 1
+
+    @property
+    def exceeds(self) -> bool:
+        """Whether more is held than the schedule has at this access, even if no copy is complete by then."""
+        return self._course is not None and self._exceeds(self._course, self.position)
+
+    def _exceeds(self, course: Course, position: int) -> bool:
+        most = course.most_held
+        return most is not None and self.held - self.left > max(course.cap[position], most)
 
     def _by_rule(self, item: I, *, read: bool) -> None:
         budget = self._room(self.largest)

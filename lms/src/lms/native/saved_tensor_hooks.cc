@@ -3,15 +3,20 @@
 // Two kinds need none:
 //
 // - A tensor that stays, because its storage is small or a parameter's. The hooks keep an alias and a version.
-// - A tensor of a pass that C++ leads. Python asks for that (`lead`) if the plan moves nothing. C++ leads as long as
-//   the pass does what the plan was made for. Meanwhile it alone knows what happened: accesses, records, bytes held,
-//   saved tensors that ended. The first call that differs goes to Python, which takes all of that over (`take`) and
-//   goes on with the pass. The end of the pass goes to Python, too.
+// - A tensor that the plan does not move, in a pass that C++ leads. Python asks for that (`lead`). C++ leads as long as
+//   the pass does what the plan was made for. Meanwhile it alone knows which accesses came, which records are live, and
+//   how many bytes those hold that do not move. Python knows where those are that move.
 //
-// So each fact is known in one place. The interpreter's lock guards it: nothing that could run another thread or the
-// garbage collector happens between looking at a fact and changing it.
+// Of the accesses of such a pass, C++ handles those for which nothing is to be done. The others go to Python, which
+// tells C++ of each (`save`, `use`, `use_record`): those of records that move, and those at which the schedule has
+// something to do or the cap is exceeded. The first access that was not planned ends the lead. Python takes over all
+// that C++ knows (`take`), and goes on with the pass. It does the same at the end of the pass.
 //
-// The rules are those of lms.torch.swapper, lms.core.turns and lms.core.stepper for the case that nothing moves.
+// The interpreter's lock guards what C++ knows: nothing that could run another thread or the garbage collector happens
+// between looking at a fact and changing it. While Python has an access in hand, `wake` is 0. Other threads then come
+// to Python, too, and wait for its lock.
+//
+// The rules are those of lms.torch.swapper, lms.core.turns and lms.core.stepper.
 
 #include <ATen/SequenceNumber.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
@@ -83,8 +88,8 @@ struct KeyHash {
 struct Record {
     Key key;
     WeakStorage storage;          // a weak reference, so that no other storage gets this one's address
-    WeakTensor handed;            // the tensor that its last use was given
-    std::vector<Saved*> saved{};  // oldest first
+    WeakTensor handed;            // the tensor that its last use was given; none if the record moves
+    std::vector<Saved*> saved{};  // oldest first; none if the record moves
     std::ptrdiff_t freed = -1;    // the access before which its last saved tensor ended
     bool waiting = false;         // it was not used since it was saved
     bool judged = false;          // `owned` is known
@@ -93,31 +98,37 @@ struct Record {
 
 // The pass that C++ leads.
 struct Led {
-    // The plan. For each access its code, and the most bytes that may be held after it. For each record its bytes, and
-    // whether another owner keeps it anyway.
+    // The plan. For each access its code, and the most bytes that may be held after it. For each record its bytes,
+    // whether another owner keeps it anyway, and whether it moves.
     std::vector<std::int64_t> codes, cap, sizes;
-    std::vector<bool> pinned;
+    std::vector<bool> pinned, moves;
+
+    // What Python said last.
+    std::int64_t moving = 0;  // bytes held by records that move, and by copies in flight
+    std::size_t wake = 0;     // from this access on each one is Python's
 
     // The facts so far.
     std::vector<Record> records;
     std::vector<int> tasks;                // for each access the number of its backward; -1 if it is no read
     std::vector<double> marks;             // entry and exit of each hook, if the pass is timed
     std::vector<std::int64_t> held_after;  // bytes held after each access, if the pass is timed
-    std::int64_t held = 0, held_peak = 0;
-    std::uint64_t last_use = 0;  // the sequence number at the last read
+    std::int64_t held = 0;                 // bytes of records that do not move
+    std::int64_t held_peak = 0;            // bytes of all
+    std::uint64_t last_use = 0;            // the sequence number at the last read
     bool timed = false;
 
     // Derived from that.
     std::unordered_map<Key, std::size_t, KeyHash> live;  // records by storage and version
-    std::size_t waiting = 0;
+    std::size_t waiting = 0, live_moving = 0;
     int backwards = 0, backward = -1;
 
     bool over() const { return live.empty() && !tasks.empty(); }
 
-    // Whether this is the plan's next access, and `more` bytes fit.
-    bool expects(std::size_t record, Kind kind, std::int64_t more = 0) const {
+    // Whether this is the plan's next access, and Python attends it or need not: `more` bytes fit, and nothing is due.
+    bool expects(std::size_t record, Kind kind, std::int64_t more, bool attended) const {
         const std::size_t at = tasks.size();
-        return at < codes.size() && codes[at] == static_cast<std::int64_t>(4 * record + kind) && held + more <= cap[at];
+        if (at >= codes.size() || codes[at] != static_cast<std::int64_t>(4 * record + kind)) return false;
+        return attended || (at < wake && !moves[record] && held + moving + more <= cap[at]);
     }
 
     void set_waiting(Record& record, bool is) {
@@ -129,7 +140,7 @@ struct Led {
     void accessed(int task, double began) {
         tasks.push_back(task);
         if (!timed) return;
-        held_after.push_back(held);
+        held_after.push_back(held + moving);
         marks.push_back(began);
         marks.push_back(now());
     }
@@ -165,7 +176,7 @@ class Hooks {
         if (const at::Tensor* tensor = open ? plain(object) : nullptr) {
             const double began = now();
             PyObject* saved = keep(*tensor);
-            if (saved == nullptr && leading) saved = save(*tensor, began);
+            if (saved == nullptr && leading) saved = note_save(*tensor, began, /*attended=*/false).second;
             if (saved != nullptr) {
                 seconds += now() - began;
                 return saved;
@@ -178,87 +189,68 @@ class Hooks {
         if (Py_TYPE(object) != saved_type) return PyObject_CallOneArg(unpack_.ptr(), object);
         auto& saved = *reinterpret_cast<Saved*>(object);
         if (saved.handle != nullptr) return PyObject_CallOneArg(unpack_.ptr(), saved.handle);
-        const bool good = saved.alias._version() == saved.version;  // else Python raises the error
-        if (good && saved.record == kStays) return THPVariable_Wrap(saved.alias);
-        // A GPU's backward runs on threads of autograd's own. On a CPU Python warns if the script chose another one.
-        const bool ours = !device_.is_cpu() || PyThread_get_thread_ident() == thread_;
-        if (good && ours && saved.record >= 0 && !c10::impl::TorchDispatchModeTLS::any_modes_set()) {
-            const double began = now();
-            const at::Tensor tensor = detached(saved.alias);
-            PyObject* wrapped = THPVariable_Wrap(tensor);  // may run the collector, so it comes first
-            if (use(saved, tensor, began)) {
-                seconds += now() - began;
-                return wrapped;
-            }
-            Py_XDECREF(wrapped);
+        if (saved.record == kStays && good(saved)) return THPVariable_Wrap(saved.alias);
+        const double began = now();
+        if (PyObject* tensor = use_saved(saved, began, /*attended=*/false)) {
+            seconds += now() - began;
+            return tensor;
         }
         return PyObject_CallOneArg(unpack_.ptr(), object);
     }
 
     // The pass
 
-    // Lead the pass that begins with `tensor`. Returns what autograd is to keep of it; None if the pass is not for C++.
-    py::object lead(const at::Tensor& tensor, std::vector<std::int64_t> codes, std::vector<std::int64_t> cap,
-                    std::vector<std::int64_t> sizes, std::vector<bool> pinned, bool timed) {
+    void lead(std::vector<std::int64_t> codes, std::vector<std::int64_t> cap, std::vector<std::int64_t> sizes,
+              std::vector<bool> pinned, std::vector<bool> moves, bool timed) {
         led_ = Led{};
         led_.codes = std::move(codes);
         led_.cap = std::move(cap);
         led_.sizes = std::move(sizes);
         led_.pinned = std::move(pinned);
+        led_.moves = std::move(moves);
         led_.timed = timed;
         led_.records.reserve(led_.sizes.size());
         led_.tasks.reserve(led_.codes.size());
-        PyObject* saved = save(tensor, now());
-        leading = saved != nullptr;
-        return leading ? py::reinterpret_steal<py::object>(saved) : py::none();
+        leading = true;
     }
 
-    // The next access of the pass if it is as planned, else a null pointer.
-    PyObject* save(const at::Tensor& tensor, double began) {
-        if (led_.over()) return nullptr;
-        const bool in_backward = torch::autograd::get_current_graph_task_id() != -1;
-        if (!in_backward && led_.waiting == 0 && !led_.live.empty()) return nullptr;  // perhaps the next pass begins
-        const at::TensorBase& base = tensor.is_view() ? tensor._base() : tensor;
-        if (base.is_leaf() && base.requires_grad()) return nullptr;  // a parameter that Python has yet to note
-        c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
-        const Key key{storage, static_cast<std::uint32_t>(tensor._version())};
-        const auto found = led_.live.find(key);
-        const bool is_new = found == led_.live.end();
-        const std::size_t index = is_new ? led_.records.size() : found->second;
-        const auto nbytes = static_cast<std::int64_t>(storage->nbytes());
-        if (is_new && (index >= led_.sizes.size() || led_.sizes[index] != nbytes)) return nullptr;
-        const std::int64_t more = is_new && !led_.pinned[index] ? nbytes : 0;
-        if (!led_.expects(index, is_new ? kWrite : kHold, more)) return nullptr;
-
-        Saved* saved = saved_of(tensor, static_cast<std::ptrdiff_t>(index));
-        if (is_new) {
-            led_.records.push_back(
-                {key, WeakStorage(tensor.storage().getWeakStorageImpl()), WeakTensor(at::Tensor().getIntrusivePtr())});
-            led_.live.emplace(key, index);
-            led_.held += more;
-            led_.held_peak = std::max(led_.held_peak, led_.held);
-        }
-        Record& record = led_.records[index];
-        record.saved.push_back(saved);
-        led_.set_waiting(record, true);
-        led_.accessed(-1, began);
-        return &saved->ob_base;
+    // Python attends the next access, which begins now.
+    void attend() {
+        led_.wake = 0;
+        entered_ = now();
     }
 
-    // Whether the use of a saved tensor is the planned access. If so, it is noted.
-    bool use(const Saved& saved, const at::Tensor& handed, double began) {
-        if (saved.record < 0 || !led_.expects(saved.record, kRead)) return false;
-        const int task = torch::autograd::get_current_graph_task_id();
-        const bool is_other = task != led_.backward;
-        if (led_.backwards + is_other >= kOldBackwards) return false;  // Python forgets those that waited that long
-        led_.backward = task;
-        led_.backwards += is_other;
-        led_.last_use = at::sequence_number::peek();
-        Record& record = led_.records[saved.record];
-        record.handed = WeakTensor(handed.getIntrusivePtr());
-        led_.set_waiting(record, false);
-        led_.accessed(task, began);
-        return true;
+    // What autograd is to keep if the save is the plan's next access. If the record moves, its number.
+    py::object save(py::handle object) {
+        const at::Tensor* tensor = leading ? plain(object) : nullptr;
+        if (tensor == nullptr) return py::none();
+        const auto [record, saved] = note_save(*tensor, entered_, /*attended=*/true);
+        if (saved != nullptr) return py::reinterpret_steal<py::object>(saved);
+        return record >= 0 ? py::object(py::int_(record)) : py::none();
+    }
+
+    // The saved tensor if its use is the plan's next access.
+    py::object use(py::handle object) {
+        PyObject* tensor = use_saved(*reinterpret_cast<Saved*>(object.ptr()), entered_, /*attended=*/true);
+        return tensor != nullptr ? py::reinterpret_steal<py::object>(tensor) : py::none();
+    }
+
+    // Whether the use of this record, which moves, is the plan's next access.
+    bool use_record(std::ptrdiff_t record) { return note_use(record, at::Tensor(), entered_, /*attended=*/true); }
+
+    // Python has done its part of the access. It holds so many bytes, and attends each access from `wake` on.
+    void leave(std::int64_t moving, std::size_t wake) {
+        led_.moving = moving;
+        led_.wake = wake;
+        if (!led_.timed) return;
+        led_.marks.back() = now();
+        led_.held_after.back() = led_.held + moving;
+    }
+
+    // This record, which moves, is not needed any more.
+    void free(std::size_t index) {
+        forget(led_.records[index]);
+        --led_.live_moving;
     }
 
     // The end of a saved tensor of the pass.
@@ -267,9 +259,7 @@ class Hooks {
         Record* record = &led_.records[index];
         record->saved.erase(std::find(record->saved.begin(), record->saved.end(), &saved));
         if (!record->saved.empty()) return;
-        record->freed = static_cast<std::ptrdiff_t>(led_.tasks.size());
-        led_.set_waiting(*record, false);
-        led_.live.erase(record->key);
+        forget(*record);
         if (!led_.pinned[index]) led_.held -= led_.sizes[index];
         const auto pass = pass_;
         // If the storage dies with it, other code may run, and Python may take the pass over.
@@ -295,8 +285,9 @@ class Hooks {
         ++pass_;
         // Making objects may run the collector. The references keep it from ending a saved tensor in the lists below.
         std::vector<std::pair<Record*, std::vector<py::object>>> open;
-        for (Record& record : led.records) {
-            if (record.freed >= 0 && record.judged) continue;
+        for (std::size_t index = 0; index < led.records.size(); ++index) {
+            Record& record = led.records[index];
+            if (led.moves[index] || (record.freed >= 0 && record.judged)) continue;
             auto& saved = open.emplace_back(&record, std::vector<py::object>()).second;
             for (Saved* one : record.saved) {
                 one->record = kTaken;
@@ -322,8 +313,10 @@ class Hooks {
         return py::make_tuple(led.marks, led.held_after, led.tasks, freed, owned, rest, led.last_use, led.held_peak);
     }
 
-    std::size_t live() const { return led_.live.size(); }
+    std::size_t live() const { return led_.live.size() - led_.live_moving; }
     bool over() const { return leading && led_.over(); }
+    std::size_t position() const { return led_.tasks.size(); }
+    std::int64_t held() const { return led_.held; }
 
     int traverse(visitproc visit, void* arg) const {
         for (const py::object* one : {static_cast<const py::object*>(&stays_), &ended_, &pack_, &unpack_}) {
@@ -345,6 +338,78 @@ class Hooks {
         const at::Tensor& tensor = THPVariable_Unpack(object.ptr());
         const bool is = tensor.key_set() == keys_ && tensor.device() == device_ && tensor.has_storage();
         return is ? &tensor : nullptr;
+    }
+
+    static bool good(const Saved& saved) { return saved.alias._version() == saved.version; }  // else Python raises
+
+    // Note the save if it is the plan's next access: the record, and what autograd is to keep unless the record moves.
+    std::pair<std::ptrdiff_t, PyObject*> note_save(const at::Tensor& tensor, double began, bool attended) {
+        constexpr std::pair<std::ptrdiff_t, PyObject*> unplanned{-1, nullptr};
+        if (led_.over()) return unplanned;
+        const bool in_backward = torch::autograd::get_current_graph_task_id() != -1;
+        if (!in_backward && led_.waiting == 0 && !led_.live.empty()) return unplanned;  // perhaps the next pass begins
+        const at::TensorBase& base = tensor.is_view() ? tensor._base() : tensor;
+        if (base.is_leaf() && base.requires_grad()) return unplanned;  // a parameter that Python has yet to note
+        c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
+        const Key key{storage, static_cast<std::uint32_t>(tensor._version())};
+        const auto found = led_.live.find(key);
+        const bool is_new = found == led_.live.end();
+        const std::size_t index = is_new ? led_.records.size() : found->second;
+        const auto nbytes = static_cast<std::int64_t>(storage->nbytes());
+        if (is_new && (index >= led_.sizes.size() || led_.sizes[index] != nbytes)) return unplanned;
+        const std::int64_t more = is_new && !led_.pinned[index] ? nbytes : 0;
+        if (!led_.expects(index, is_new ? kWrite : kHold, more, attended)) return unplanned;
+
+        const bool moves = led_.moves[index];
+        Saved* saved = moves ? nullptr : saved_of(tensor, static_cast<std::ptrdiff_t>(index));
+        if (is_new) {
+            led_.records.push_back(
+                {key, WeakStorage(tensor.storage().getWeakStorageImpl()), WeakTensor(at::Tensor().getIntrusivePtr())});
+            led_.live.emplace(key, index);
+            (moves ? led_.moving : led_.held) += more;
+            led_.live_moving += moves;
+            led_.held_peak = std::max(led_.held_peak, led_.held + led_.moving);
+        }
+        Record& record = led_.records[index];
+        if (saved != nullptr) record.saved.push_back(saved);
+        led_.set_waiting(record, true);
+        led_.accessed(-1, began);
+        return {static_cast<std::ptrdiff_t>(index), saved != nullptr ? &saved->ob_base : nullptr};
+    }
+
+    // Note the use of a saved tensor if it is the plan's next access. Returns the tensor; else a null pointer.
+    PyObject* use_saved(const Saved& saved, double began, bool attended) {
+        // A GPU's backward runs on threads of autograd's own. On a CPU Python warns if the script chose another one.
+        const bool ours = !device_.is_cpu() || PyThread_get_thread_ident() == thread_;
+        if (saved.record < 0 || !led_.expects(saved.record, kRead, 0, attended)) return nullptr;
+        if (!ours || !good(saved) || c10::impl::TorchDispatchModeTLS::any_modes_set()) return nullptr;
+        const at::Tensor tensor = detached(saved.alias);
+        PyObject* wrapped = THPVariable_Wrap(tensor);  // may run the collector, so it comes first
+        if (wrapped == nullptr) throw python_error();
+        if (note_use(saved.record, tensor, began, attended)) return wrapped;
+        Py_XDECREF(wrapped);
+        return nullptr;
+    }
+
+    bool note_use(std::ptrdiff_t index, const at::Tensor& handed, double began, bool attended) {
+        if (index < 0 || !led_.expects(index, kRead, 0, attended)) return false;
+        const int task = torch::autograd::get_current_graph_task_id();
+        const bool is_other = task != led_.backward;
+        if (led_.backwards + is_other >= kOldBackwards) return false;  // Python forgets those that waited that long
+        led_.backward = task;
+        led_.backwards += is_other;
+        led_.last_use = at::sequence_number::peek();
+        Record& record = led_.records[index];
+        record.handed = WeakTensor(handed.getIntrusivePtr());
+        led_.set_waiting(record, false);
+        led_.accessed(task, began);
+        return true;
+    }
+
+    void forget(Record& record) {
+        record.freed = static_cast<std::ptrdiff_t>(led_.tasks.size());
+        led_.set_waiting(record, false);
+        led_.live.erase(record.key);
     }
 
     Saved* saved_of(const at::Tensor& tensor, std::ptrdiff_t record) {
@@ -381,6 +446,7 @@ class Hooks {
     py::dict stays_;
     py::object ended_, pack_, unpack_;
     PyObject* self_ = nullptr;
+    double entered_ = 0;  // when Python began to attend an access
     Led led_;
     std::uint64_t pass_ = 0;  // passes that Python has taken over
 };
@@ -472,6 +538,8 @@ PYBIND11_MODULE(native_hooks, module) {
         .def_readwrite("parameters", &Hooks::parameters)
         .def_property_readonly("live", &Hooks::live)
         .def_property_readonly("over", &Hooks::over)
+        .def_property_readonly("position", &Hooks::position)
+        .def_property_readonly("held", &Hooks::held)
         .def_property_readonly("pack", [](const py::object& self) { return hook(&methods[0], self); })
         .def_property_readonly("unpack", [](const py::object& self) { return hook(&methods[1], self); })
         .def("fall_back",
@@ -479,5 +547,11 @@ PYBIND11_MODULE(native_hooks, module) {
                  self.cast<Hooks&>().fall_back(self, std::move(pack), std::move(unpack));
              })
         .def("lead", &Hooks::lead)
+        .def("attend", &Hooks::attend)
+        .def("save", &Hooks::save)
+        .def("use", &Hooks::use)
+        .def("use_record", &Hooks::use_record)
+        .def("leave", &Hooks::leave)
+        .def("free", &Hooks::free)
         .def("take", &Hooks::take);
 }

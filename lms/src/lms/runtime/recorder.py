@@ -114,6 +114,21 @@ class Recorder:
         self.foreseen.append(pinned)
         self.labels.append(label)
 
+    def foresee(self, nbytes: Sequence[int], labels: Sequence[Label], pinned: Sequence[bool]) -> None:
+        """These are the records of the pass, as long as it goes on as planned. None is saved yet."""
+        count = len(nbytes)
+        self.nbytes, self.labels = list(nbytes), list(labels)
+        self.pinned, self.foreseen = list(pinned), list(pinned)
+        self.first, self.last_save, self.freed = [-1] * count, [-1] * count, [-1] * count
+        self.let_go = [None] * count
+
+    def cut(self, count: int) -> None:
+        """Of the records that were foreseen only the first `count` were saved."""
+        for column in (self.nbytes, self.labels, self.pinned, self.foreseen, self.first, self.last_save, self.freed):
+            del column[count:]
+        # Nobody saw at which access the forward let go of what has left.
+        self.let_go = [None] * count
+
     def access(self, kind: AccessKind, index: int) -> None:
         """One access of record `index`."""
         position = len(self.order)

@@ -39,8 +39,8 @@ class Led(NamedTuple):
     held: list[int]  # bytes held after each access, if the pass is timed
     tasks: list[int]  # for each access the number of its backward, -1 if it is no read
     freed: list[int]  # for each record the access before which it was freed, -1 if it lives
-    owned: list[bool]  # for each record: the script had its storage when it was freed
-    open: list[Open]
+    owned: list[bool]  # for each record: the script had its storage when it was freed. Of those that move Python knows
+    open: list[Open]  # without those that move
     last_use: int  # autograd's sequence number at the last read, 0 if there was none
     held_peak: int  # bytes
 
@@ -49,9 +49,11 @@ class NativeHooks:
     """The interface of the hooks in C++. This class stands in for them if they are not compiled, and does nothing."""
 
     open = True  # they take new tensors
-    leading = False  # a pass: Python knows nothing yet of what has happened in it
+    leading = False  # a pass
     over = False  # that pass has ended
-    live = 0  # records of it that autograd holds
+    live = 0  # records of it that autograd holds, without those that move
+    held = 0  # bytes of these records
+    position = 0  # the number of its next access
     seconds = 0.0  # spent in C++. The reader of this or one of the next two sets it to zero
     small = 0  # bytes that were saved and stay
     parameters = 0
@@ -64,19 +66,42 @@ class NativeHooks:
 
     def lead(
         self,
-        tensor: torch.Tensor,
         codes: list[int],
         cap: list[int],
         sizes: list[int],
         pinned: list[bool],
+        moves: list[bool],
         timed: bool,
         /,
-    ) -> Saved | None:
-        """Lead the pass that begins with `tensor`: what autograd is to keep of it. None if the pass is not for C++.
+    ) -> None:
+        """Lead the pass that begins. `Guide` and `Course` say what the lists are."""
 
-        `Guide` and `Course` say what the lists are.
-        """
+    # While C++ leads, Python attends some accesses, from `attend` to `leave`. One of the methods between them notes it.
+
+    def attend(self) -> None:
+        """The next access is Python's, and begins now."""
+
+    def save(self, tensor: torch.Tensor, /) -> Saved | int | None:
+        """If the access is the planned one: what autograd is to keep. If the record moves, its number."""
         return None
+
+    def use(self, saved: Saved, /) -> torch.Tensor | None:
+        """If the access is the planned one: the saved tensor. Its record does not move."""
+        return None
+
+    def use_record(self, record: int, /) -> bool:
+        """Whether the access is the planned one, of a record that moves."""
+        return False
+
+    def leave(self, moving: int, wake: int, /) -> None:
+        """The access is over. From access `wake` on each one is Python's.
+
+        The stepper holds `moving` bytes: of records that move, and of copies in flight.
+        """
+
+    def free(self, record: int, /) -> None:
+        """This record, which moves, is not needed any more."""
+        raise NotImplementedError
 
     def take(self) -> Led:
         """Hand the pass over to Python. Only called while C++ leads one."""

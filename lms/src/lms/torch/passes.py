@@ -50,8 +50,8 @@ class Pass:
         stepper.begin(guide.course if guide is not None else None)
 
     @property
-    def records(self) -> list[LiveRecord]:
-        """By index; the dead ones too."""
+    def records(self) -> dict[int, LiveRecord]:
+        """By index; the dead ones too. While C++ leads, only those that move."""
         return self.stepper.items
 
     def add(self, record: LiveRecord, describe: Callable[[], Label]) -> None:
@@ -79,10 +79,13 @@ class Pass:
 
     def free(self, record: LiveRecord) -> None:
         """The last handle on `record` is gone."""
-        self.live -= 1
-        self.turns.free(record.index)
-        self.recorder.freed[record.index] = self.recorder.position
+        self._note_end(record.index)
         self.stepper.free(record)
+
+    def _note_end(self, record: int) -> None:
+        self.live -= 1
+        self.turns.free(record)
+        self.recorder.freed[record] = self.recorder.position
 
     def take_turn(self, *, in_backward: bool) -> bool:
         """Whether a save that comes now is the first of another pass, although records of this one are live.
@@ -100,41 +103,59 @@ class Pass:
             self._shared.clear()
         self.stepper.require(record)
 
-    def take_over(self, led: Led) -> list[LiveRecord]:
+    def hand_over(self) -> None:
+        """C++ leads this pass from here on. Python learns only of what moves, until it takes over."""
+        assert self.guide is not None
+        self.recorder.foresee(self.guide.sizes, self.guide.labels, self.guide.pinned)
+
+    def take_over(self, led: Led) -> dict[int, LiveRecord]:
         """Go on with a pass that C++ has led so far; its records. Empty if the pass is over and was as planned.
 
-        All accesses so far were as planned, so each is made now. If the pass is over, the plan tells what happened.
+        All accesses so far were as planned, so each is noted now. If the pass is over, the plan tells what happened.
         """
-        recorder, guide = self.recorder, self.guide
+        recorder, guide, stepper = self.recorder, self.guide, self.stepper
         assert guide is not None
+        held_peak = max(stepper.held_peak, led.held_peak)
         recorder.marks += led.marks
         recorder.held += led.held
+        recorder.cut(len(led.freed))
+        recorder.pinned = [
+            mine if moves or freed < 0 else owned
+            for mine, owned, moves, freed in zip(recorder.pinned, led.owned, guide.moves, led.freed, strict=False)
+        ]
         if len(led.tasks) == len(guide.keys) and -1 not in led.freed:
             recorder.kinds, recorder.order = [key[0] for key in guide.keys], [key[1] for key in guide.keys]
-            recorder.nbytes, recorder.labels, recorder.foreseen = guide.sizes, guide.labels, guide.pinned
-            recorder.freed, recorder.pinned, recorder.let_go = led.freed, led.owned, [None] * len(led.freed)
-            self.stepper.held_peak = led.held_peak
-            return []
+            recorder.freed = led.freed
+            stepper.held_peak = held_peak
+            return {}
+        moving, stepper.items = stepper.items, {}
+        stepper.skip_to(len(led.tasks), 0)
         ends: dict[int, list[int]] = defaultdict(list)
         for index, position in enumerate(led.freed):
             ends[position].append(index)
-        records: list[LiveRecord] = []
         for position in range(len(led.tasks) + 1):
             for index in ends[position]:
-                self.free(records[index])
-                recorder.pinned[index] = led.owned[index]
+                self._note_end(index)
+                if index not in moving:
+                    stepper.free(stepper.items[index])
             if position == len(led.tasks):
                 break
             kind, index, nbytes = guide.keys[position]
             if kind == "write":
-                records.append(LiveRecord(index, (), nbytes))
-                self.add(records[index], lambda: ("", "", ()))
-            if kind == "read":
-                self.require(records[index])
-                self.use(records[index], led.tasks[position])
+                record = moving.get(index) or LiveRecord(index, (), nbytes)
+                record.pinned = guide.pinned[index]
+                stepper.add(record)
+                self.live += 1
+            if kind != "read":
+                self.turns.save(index)
             else:
-                self.save(records[index])
-        return records
+                self.turns.use(index, led.tasks[position])
+                if index not in moving:
+                    self.require(stepper.items[index])
+            recorder.access(kind, index)
+        stepper.evictable = dict(sorted(stepper.evictable.items()))  # as if they had come in their order
+        stepper.held_peak = held_peak
+        return stepper.items
 
     def finish(self) -> Finished:
         """No record is live."""

@@ -27,7 +27,7 @@ from lms.torch.mover import Mover
 from lms.torch.native_hooks import Led, Saved, native_hooks
 from lms.torch.open_graphs import OpenGraphs, sequence_number
 from lms.torch.passes import Pass
-from lms.torch.records import Handle, LiveRecord, View
+from lms.torch.records import Handle, LiveRecord, Origin, View
 
 LANES = "lms-"  # how the names of the copying threads begin
 # The backward that runs on this thread, -1 if none does. PyTorch has no public name for this.
@@ -71,6 +71,7 @@ class SavedTensorSwapper:
         self._open = OpenGraphs()
         self._rounds = Rounds()
         self._abandoned = False
+        self._unattended = False  # C++ has noted an access, and Python has not done its part of it
         self._storages = self.mover.storages
         self._live = 0  # records that autograd holds a handle on, those of C++ left out
         self.movable = Movable(device, min_size)
@@ -145,8 +146,14 @@ class SavedTensorSwapper:
     def unpack(self, packed: Handle | View | Saved) -> torch.Tensor:
         """The saved tensor, bit for bit. Raises as plain autograd does when it was changed in place since."""
         if not isinstance(packed, (Handle, View)):
+            began = self._clock()
             with self.lock:
-                self._take_over()
+                used = self._use_led(packed)
+            self.counters.hook += self._clock() - began
+            if used is not None:
+                if self._ended or self.native.over:
+                    self._drain_if_free()
+                return used
             packed = cast("Handle | None", packed.handle) or View(packed.alias, packed.version)
         if isinstance(packed, View):
             packed.check()
@@ -218,10 +225,11 @@ class SavedTensorSwapper:
         """A handle, or why the tensor stays. None: a pass begins, and `beginning` has to be found first."""
         if self.mover.engine.capturing():
             return "capture"  # the graph's kernels will run again with these addresses, and without our hooks
-        self._take_over()
-        self._drain()
-        self.stepper.settle()
-        self.stepper.drop_due()
+        self._catch_up()
+        if self.native.leading:
+            if local is tensor and (saved := self._save_led(tensor, storage)) is not None:
+                return saved
+            self._take_over()
         if self._pass is not None and self.mover.engine.stream() != self._stream:
             # Copies are ordered behind the pass's stream. No copy waits for what another stream does with the memory.
             return "stream"
@@ -237,8 +245,8 @@ class SavedTensorSwapper:
             choose = self.planner.choose
             run = Pass(self.stepper, self.mover, recorder, guide, choose=choose, rounds=self._rounds)
             self._pass, self._stream = run, self.mover.engine.stream()
-            if local is tensor and (saved := self._lead(run, tensor)) is not None:
-                return saved
+            if self._lead(run):
+                return self._pack(tensor, local, storage)
         run.recorder.enter()
         key: tuple[int, ...] = (storage._cdata, local._version)
         root: torch.Tensor | None = None
@@ -251,23 +259,20 @@ class SavedTensorSwapper:
         if record is None or not record.holds(storage, root):
             record = self._new(run, key, local, storage)
             record.root = weakref.ref(root) if root is not None else None
-        view = View(local) if local is tensor else DTensorView(tensor, local)
-        record.views.append(view)
-        if record.let_go:
-            view.vacate()
-        handle = Handle(record, view, self._end)  # before what may raise, so that the record has an end
+        # Before what may raise, so that the record has an end.
+        handle = self._handle(record, View(local) if local is tensor else DTensorView(tensor, local))
         run.save(record)
         run.recorder.leave(self.stepper.held, self._storages.present)
         return handle
 
     def _unpack(self, packed: Handle) -> torch.Tensor:
-        self._take_over()
-        self._drain()
-        self.stepper.settle()
-        self.stepper.drop_due()
+        self._catch_up()
         record, view = packed.record, packed.view
         run = None if record in self._open.records else self._pass
-        if run is None:
+        led = self._unattended = self.native.leading and self.native.use_record(record.index)
+        if not led:
+            self._take_over()
+        if led or run is None:
             self.stepper.require(record)
         else:
             self._open.last_use = sequence_number()
@@ -278,14 +283,16 @@ class SavedTensorSwapper:
         # A tensor of its own: the record may leave, and empty the alias, while the operation still works on this one.
         tensor = view.alias.detach()
         record.handed = weakref.ref(tensor)
-        if run is not None:
+        if led:
+            self._follow(record, read=True)
+        elif run is not None:
             run.use(record, graph_task())
             run.recorder.leave(self.stepper.held, self._storages.present)
         return view.wrap(tensor)
 
     def _leave_behind(self, run: Pass) -> None:
         """The pass is over, and some of its records are not: from now on they are moved if there is need, unplanned."""
-        left = [record for record in run.records if record.state is not State.DEAD]
+        left = [record for record in run.records.values() if record.state is not State.DEAD]
         for record in left:
             self._storages.lose(record)
             self.stepper.leave_behind(record)
@@ -297,12 +304,8 @@ class SavedTensorSwapper:
         self._finished.append(run.finish())
 
     def _new(self, run: Pass, key: tuple[int, ...], tensor: torch.Tensor, storage: torch.UntypedStorage) -> LiveRecord:
-        index = len(run.records)
-        record = LiveRecord(index, key, storage.nbytes())
-        origin = self._storages.watch(record, run.recorder, storage)
+        record, origin = self._record(run, len(run.records), key, storage)
         run.add(record, lambda: (self._module(), str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)))
-        self._storages.by_key[key] = record
-        self._live += 1
         if record.pinned:
             self.movable.stayed["owned"] += record.nbytes
         else:
@@ -310,17 +313,92 @@ class SavedTensorSwapper:
             self._storages.count(origin, key[0], record.nbytes)
         return record
 
+    def _record(
+        self, run: Pass, index: int, key: tuple[int, ...], storage: torch.UntypedStorage
+    ) -> tuple[LiveRecord, Origin]:
+        record = LiveRecord(index, key, storage.nbytes())
+        self._storages.by_key[key] = record
+        self._live += 1
+        return record, self._storages.watch(record, run.recorder, storage)
+
+    def _handle(self, record: LiveRecord, view: View) -> Handle:
+        record.views.append(view)
+        if record.let_go:
+            view.vacate()
+        return Handle(record, view, self._end)
+
+    def _catch_up(self) -> None:
+        """An access comes: first deal with all that was over before it."""
+        self._drain()
+        native, stepper = self.native, self.stepper
+        if native.over or self._unattended:
+            self._take_over()
+        if native.leading:
+            native.attend()
+            stepper.skip_to(native.position, native.held)
+        stepper.settle()
+        stepper.drop_due()
+
     # Passes that C++ leads
 
-    def _lead(self, run: Pass, tensor: torch.Tensor) -> Saved | None:
-        """Have C++ lead the pass that begins with `tensor`, if it will need no decision."""
+    def _lead(self, run: Pass) -> bool:
+        """Have C++ lead the pass that begins, if it has a plan."""
         guide, recorder = run.guide, run.recorder
-        nothing_moves = guide is not None and not (guide.course.starts or self._open.records) and self.stepper.is_idle
         # On a GPU each access looks at the stream, and the host's clock says nothing.
-        if not nothing_moves or recorder.measure or self._stream is not None:
+        if guide is None or recorder.measure or self._open.records or self._stream is not None:
+            return False
+        cap = list(guide.course.cap)
+        self.native.lead(guide.codes, cap, guide.sizes, guide.pinned, guide.moves, recorder.timed)
+        if self.native.leading:
+            run.hand_over()
+        return self.native.leading
+
+    def _save_led(self, tensor: torch.Tensor, storage: torch.UntypedStorage) -> Handle | Saved | None:
+        """What autograd is to keep, if C++ leads and this is the planned save."""
+        run, saved = self._pass, self.native.save(tensor)
+        assert run is not None
+        if saved is None:
             return None
-        assert guide is not None
-        return self.native.lead(tensor, guide.codes, list(guide.course.cap), guide.sizes, guide.pinned, recorder.timed)
+        self._unattended = True
+        if not isinstance(saved, int):
+            self._follow(None, read=False)
+            return saved
+        record = run.records.get(saved)
+        if record is None:
+            record, _ = self._record(run, saved, (storage._cdata, tensor._version), storage)
+            self.stepper.add(record)
+        handle = self._handle(record, View(tensor))
+        self._follow(record, read=False)
+        return handle
+
+    def _use_led(self, saved: Saved) -> torch.Tensor | None:
+        """What C++ keeps, if it leads and this is the planned use. Else the pass is taken over."""
+        if not self.native.leading:
+            return None
+        self._catch_up()
+        tensor = self.native.use(saved)
+        if tensor is None:
+            self._take_over()
+        else:
+            self._unattended = True
+            self._follow(None, read=True)
+        return tensor
+
+    def _follow(self, record: LiveRecord | None, *, read: bool) -> None:
+        """Do what the schedule has for the access that C++ just noted."""
+        native, stepper, run = self.native, self.stepper, self._pass
+        position = native.position - 1
+        stepper.skip_to(position, native.held)
+        if stepper.exceeds:  # tensors live longer than they did: now all may have to leave
+            assert run is not None
+            self._unattended = False
+            self._take_over()
+            stepper.position = position
+            stepper.access(run.records[run.recorder.order[position]], read=read)
+            return
+        stepper.access(record, read=read)
+        self._unattended = False
+        native.leave(stepper.held - stepper.elsewhere, 0 if self._ended else stepper.next_due)
 
     def _take_over(self) -> None:
         """If C++ leads the pass, take it over: to go on with it, or to finish it."""
@@ -337,7 +415,7 @@ class SavedTensorSwapper:
             else:
                 self.recorded += nbytes
         for index, key, storage, handed, saved in led.open:
-            record = records[index] if records else LiveRecord(index, key, recorder.nbytes[index])
+            record = records.get(index) or LiveRecord(index, key, recorder.nbytes[index])
             record.key = key
             record.handed = weakref.ref(handed) if handed is not None else None
             if storage is not None:
@@ -351,7 +429,9 @@ class SavedTensorSwapper:
                 view = View(one.alias, one.version)
                 record.views.append(view)
                 one.handle = Handle(record, view, self._end)
-        if run.live == 0:
+        if self._unattended:  # an error kept Python from its part of the last access
+            self._unattended, recorder.broken = False, True
+        if led.tasks and -1 not in led.freed:
             self._finish(run)
 
     def _count_native(self) -> None:
@@ -375,6 +455,7 @@ class SavedTensorSwapper:
         if copies is None:
             copies = self._copies[thread] = threading.current_thread().name.startswith(LANES)
         if copies:
+            self.native.attend()
             return  # the collector ran on a thread that copies; what it would wait for, only that thread can do
         if self._ended and self.mover.engine.capturing():
             return  # events must not be asked for while a CUDA graph is captured; the next access deals with them
@@ -407,12 +488,18 @@ class SavedTensorSwapper:
             self.stepper.free(record)
         else:
             assert run is not None
-            copying = record.departure is not None
-            run.free(record)
+            departure = record.departure
+            copying = departure is not None
+            if self.native.leading:
+                copying = departure is not None and not departure.done()  # it may be over, and not yet settled
+                self.native.free(record.index)
+                self.stepper.free(record)
+            else:
+                run.free(record)
             if not copying:
                 self._storages.ended(run.recorder, record)
         self._live -= 1
-        if run is not None and run.live == 0:
+        if run is not None and run.live == 0 and not self.native.leading:
             self._finish(run)
         if self._live == 0 and self._when_idle is not None:
             self._when_idle()
