@@ -214,7 +214,11 @@ def test_python_is_called_for_what_moves_and_for_little_else(
         assert session._swapper.live == len(trace.tensors)
         torch.autograd.grad(loss, w)
         assert session._swapper.live == 0
+        session.stats()
+        last = session._planner.last
     assert taken == [False]
+    assert last is not None
+    assert last.held_peak == plan.forecast.held_peak
     moved = plan.moved()
     assert 0 < len(moved) < 10
     assert attended.count(True) == sum(access.tensor in moved for access in trace.accesses)
@@ -251,6 +255,41 @@ def test_after_an_error_of_the_tier_the_next_step_begins_afresh(
         assert [one.recorder.broken for one in passes].count(True) == (0 if how == "full" else 3)
     assert session._swapper.stepper.held == 0
     assert not tier.slots
+
+
+@pytest.mark.usefixtures("evenly")
+def test_what_lives_longer_than_foreseen_can_leave_and_an_error_then_ends_the_pass(
+    lms: Make, tier: object, taken: list[bool], bits: Callable[[Tensor], object]
+) -> None:
+    w = leaf()
+    expected = [bits(one) for one in longer(w, 0)]
+    with lms(budget=ROOM) as session:
+        longer(w, 0)
+        needed = session.stats()["held_peak"]
+    passes: list[Finished] = []
+    with lms(budget=needed) as session:
+        note = session._planner.note
+        session._planner.note = lambda finished: (passes.append(finished), note(finished))[1]  # type: ignore[method-assign]
+        for _ in range(20):
+            longer(w, 0)
+        tier.offloads.clear()
+        longer(w, 0)
+        assert not tier.offloads
+        taken.clear()
+        assert [bits(one) for one in longer(w, 8)] == expected
+        assert taken == [True]
+        assert tier.offloads
+        longer(w, 0)
+        taken.clear()
+        tier.refusing = True
+        with pytest.raises(SpillError):
+            longer(w, 8)
+        tier.refusing = False
+        assert taken == [True]
+        assert [bits(one) for one in longer(w, 0)] == expected
+        session.stats()
+        assert [one.recorder.broken for one in passes].count(True) == 1
+        assert session._swapper.live == 0
 
 
 def test_what_stays_is_used_on_another_thread_while_cpp_leads(lms: Make) -> None:

@@ -162,6 +162,11 @@ class Stepper(Generic[I]):
         self.held_peak = max(self.held_peak, self.held)
 
     @property
+    def own(self) -> int:
+        """Held bytes of the items."""
+        return self.held - self.elsewhere
+
+    @property
     def next_due(self) -> int:
         """The access up to which the stepper need not be called, unless more than the cap is held.
 
@@ -221,7 +226,7 @@ class Stepper(Generic[I]):
                 self._drops.append(move)
         cap = course.cap[position]
         if self._exceeds(course, position):
-            self._off_schedule = True  # tensors live longer than they did (retain_graph): make room by the rule
+            self._off_schedule = True  # make room by the rule
         if self.held > cap or course.write_ahead is not None:
             self._make_room(cap, item, ahead=course.write_ahead)
         returns = course.returns
@@ -241,7 +246,7 @@ class Stepper(Generic[I]):
 
     @property
     def exceeds(self) -> bool:
-        """Whether more is held than the schedule has at this access, even if no copy is complete by then."""
+        """Whether more is held than was foreseen: tensors live longer than they did (retain_graph)."""
         return self._course is not None and self._exceeds(self._course, self.position)
 
     def _exceeds(self, course: Course, position: int) -> bool:

@@ -104,8 +104,8 @@ struct Led {
     std::vector<bool> pinned, moves;
 
     // What Python said last.
-    std::int64_t moving = 0;  // bytes held by records that move, and by copies in flight
-    std::size_t wake = 0;     // from this access on each one is Python's
+    std::int64_t held_moving = 0;  // bytes held by records that move, and by copies in flight
+    std::size_t wake = 0;          // from this access on each one is Python's
 
     // The facts so far.
     std::vector<Record> records;
@@ -115,11 +115,13 @@ struct Led {
     std::int64_t held = 0;                 // bytes of records that do not move
     std::int64_t held_peak = 0;            // bytes of all
     std::uint64_t last_use = 0;            // the sequence number at the last read
+    bool pending = false;                  // the last access is noted, and Python has its part yet to do
     bool timed = false;
 
     // Derived from that.
     std::unordered_map<Key, std::size_t, KeyHash> live;  // records by storage and version
-    std::size_t waiting = 0, live_moving = 0;
+    std::size_t waiting = 0;                             // live records that were not used since they were saved
+    std::size_t live_moving = 0;                         // live records that move
     int backwards = 0, backward = -1;
 
     bool over() const { return live.empty() && !tasks.empty(); }
@@ -128,7 +130,7 @@ struct Led {
     bool expects(std::size_t record, Kind kind, std::int64_t more, bool attended) const {
         const std::size_t at = tasks.size();
         if (at >= codes.size() || codes[at] != static_cast<std::int64_t>(4 * record + kind)) return false;
-        return attended || (at < wake && !moves[record] && held + moving + more <= cap[at]);
+        return attended || (at < wake && !moves[record] && held + held_moving + more <= cap[at]);
     }
 
     void set_waiting(Record& record, bool is) {
@@ -137,10 +139,11 @@ struct Led {
         record.waiting = is;
     }
 
-    void accessed(int task, double began) {
+    void accessed(int task, double began, bool attended) {
         tasks.push_back(task);
+        pending = attended;
         if (!timed) return;
-        held_after.push_back(held + moving);
+        held_after.push_back(held + held_moving);
         marks.push_back(began);
         marks.push_back(now());
     }
@@ -214,9 +217,12 @@ class Hooks {
         leading = true;
     }
 
+    // The next access is Python's.
+    void wake() { led_.wake = 0; }
+
     // Python attends the next access, which begins now.
     void attend() {
-        led_.wake = 0;
+        wake();
         entered_ = now();
     }
 
@@ -239,18 +245,20 @@ class Hooks {
     bool use_record(std::ptrdiff_t record) { return note_use(record, at::Tensor(), entered_, /*attended=*/true); }
 
     // Python has done its part of the access. It holds so many bytes, and attends each access from `wake` on.
-    void leave(std::int64_t moving, std::size_t wake) {
-        led_.moving = moving;
+    void leave(std::int64_t held_moving, std::size_t wake) {
+        led_.held_moving = held_moving;
         led_.wake = wake;
+        led_.pending = false;
         if (!led_.timed) return;
         led_.marks.back() = now();
-        led_.held_after.back() = led_.held + moving;
+        led_.held_after.back() = led_.held + held_moving;
     }
 
-    // This record, which moves, is not needed any more.
-    void free(std::size_t index) {
+    // This record, which moves, is not needed any more. Python holds so many bytes now.
+    void free(std::size_t index, std::int64_t held_moving) {
         forget(led_.records[index]);
         --led_.live_moving;
+        led_.held_moving = held_moving;
     }
 
     // The end of a saved tensor of the pass.
@@ -310,11 +318,13 @@ class Hooks {
                 storage ? py::reinterpret_steal<py::object>(THPStorage_Wrap(c10::Storage(storage))) : py::none(),
                 handed ? wrap(at::Tensor(handed)) : py::none(), saved));
         }
-        return py::make_tuple(led.marks, led.held_after, led.tasks, freed, owned, rest, led.last_use, led.held_peak);
+        return py::make_tuple(led.marks, led.held_after, led.tasks, freed, owned, rest, led.last_use, led.held_peak,
+                              led.pending);
     }
 
     std::size_t live() const { return led_.live.size() - led_.live_moving; }
     bool over() const { return leading && led_.over(); }
+    bool pending() const { return led_.pending; }
     std::size_t position() const { return led_.tasks.size(); }
     std::int64_t held() const { return led_.held; }
 
@@ -366,14 +376,15 @@ class Hooks {
             led_.records.push_back(
                 {key, WeakStorage(tensor.storage().getWeakStorageImpl()), WeakTensor(at::Tensor().getIntrusivePtr())});
             led_.live.emplace(key, index);
-            (moves ? led_.moving : led_.held) += more;
             led_.live_moving += moves;
-            led_.held_peak = std::max(led_.held_peak, led_.held + led_.moving);
+            if (!moves) led_.held += more;
+            // Else Python sees to the peak, when it has settled what is over.
+            if (!attended) led_.held_peak = std::max(led_.held_peak, led_.held + led_.held_moving);
         }
         Record& record = led_.records[index];
         if (saved != nullptr) record.saved.push_back(saved);
         led_.set_waiting(record, true);
-        led_.accessed(-1, began);
+        led_.accessed(-1, began, attended);
         return {static_cast<std::ptrdiff_t>(index), saved != nullptr ? &saved->ob_base : nullptr};
     }
 
@@ -402,7 +413,7 @@ class Hooks {
         Record& record = led_.records[index];
         record.handed = WeakTensor(handed.getIntrusivePtr());
         led_.set_waiting(record, false);
-        led_.accessed(task, began);
+        led_.accessed(task, began, attended);
         return true;
     }
 
@@ -538,6 +549,7 @@ PYBIND11_MODULE(native_hooks, module) {
         .def_readwrite("parameters", &Hooks::parameters)
         .def_property_readonly("live", &Hooks::live)
         .def_property_readonly("over", &Hooks::over)
+        .def_property_readonly("pending", &Hooks::pending)
         .def_property_readonly("position", &Hooks::position)
         .def_property_readonly("held", &Hooks::held)
         .def_property_readonly("pack", [](const py::object& self) { return hook(&methods[0], self); })
@@ -547,6 +559,7 @@ PYBIND11_MODULE(native_hooks, module) {
                  self.cast<Hooks&>().fall_back(self, std::move(pack), std::move(unpack));
              })
         .def("lead", &Hooks::lead)
+        .def("wake", &Hooks::wake)
         .def("attend", &Hooks::attend)
         .def("save", &Hooks::save)
         .def("use", &Hooks::use)

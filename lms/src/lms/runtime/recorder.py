@@ -103,6 +103,13 @@ class Recorder:
         if self.timed:
             self.marks.append(self.device.mark())
 
+    def reenter(self) -> None:
+        """The hook that was left last goes on."""
+        self._inside = True
+        if self.timed and not self.truncated:
+            self.held.pop()
+            self.marks.pop()
+
     def new(self, nbytes: int, label: Label, *, pinned: bool) -> None:
         """A record is saved for the first time. Its number is how many there were."""
         self.nbytes.append(nbytes)

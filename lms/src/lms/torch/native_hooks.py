@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib.util import module_from_spec, spec_from_file_location
 from types import ModuleType
@@ -39,10 +39,11 @@ class Led(NamedTuple):
     held: list[int]  # bytes held after each access, if the pass is timed
     tasks: list[int]  # for each access the number of its backward, -1 if it is no read
     freed: list[int]  # for each record the access before which it was freed, -1 if it lives
-    owned: list[bool]  # for each record: the script had its storage when it was freed. Of those that move Python knows
+    owned: list[bool]  # for each record that does not move: the script had its storage when it was freed
     open: list[Open]  # without those that move
     last_use: int  # autograd's sequence number at the last read, 0 if there was none
     held_peak: int  # bytes
+    pending: bool
 
 
 class NativeHooks:
@@ -51,6 +52,7 @@ class NativeHooks:
     open = True  # they take new tensors
     leading = False  # a pass
     over = False  # that pass has ended
+    pending = False  # its last access was noted, and `leave` not called since
     live = 0  # records of it that autograd holds, without those that move
     held = 0  # bytes of these records
     position = 0  # the number of its next access
@@ -66,17 +68,20 @@ class NativeHooks:
 
     def lead(
         self,
-        codes: list[int],
-        cap: list[int],
-        sizes: list[int],
-        pinned: list[bool],
-        moves: list[bool],
+        codes: Sequence[int],
+        cap: Sequence[int],
+        sizes: Sequence[int],
+        pinned: Sequence[bool],
+        moves: Sequence[bool],
         timed: bool,
         /,
     ) -> None:
         """Lead the pass that begins. `Guide` and `Course` say what the lists are."""
 
     # While C++ leads, Python attends some accesses, from `attend` to `leave`. One of the methods between them notes it.
+
+    def wake(self) -> None:
+        """The next access is Python's."""
 
     def attend(self) -> None:
         """The next access is Python's, and begins now."""
@@ -93,14 +98,14 @@ class NativeHooks:
         """Whether the access is the planned one, of a record that moves."""
         return False
 
-    def leave(self, moving: int, wake: int, /) -> None:
+    def leave(self, held: int, wake: int, /) -> None:
         """The access is over. From access `wake` on each one is Python's.
 
-        The stepper holds `moving` bytes: of records that move, and of copies in flight.
+        The stepper holds `held` bytes: of records that move, and of copies in flight.
         """
 
-    def free(self, record: int, /) -> None:
-        """This record, which moves, is not needed any more."""
+    def free(self, record: int, held: int, /) -> None:
+        """This record, which moves, is not needed any more. The stepper holds `held` bytes, as above."""
         raise NotImplementedError
 
     def take(self) -> Led:

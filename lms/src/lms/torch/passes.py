@@ -115,20 +115,21 @@ class Pass:
         """
         recorder, guide, stepper = self.recorder, self.guide, self.stepper
         assert guide is not None
+        moving = stepper.items
         held_peak = max(stepper.held_peak, led.held_peak)
         recorder.marks += led.marks
         recorder.held += led.held
         recorder.cut(len(led.freed))
-        recorder.pinned = [
-            mine if moves or freed < 0 else owned
-            for mine, owned, moves, freed in zip(recorder.pinned, led.owned, guide.moves, led.freed, strict=False)
+        facts = zip(recorder.pinned, led.owned, led.freed, strict=True)
+        recorder.pinned[:] = [
+            mine if freed < 0 or index in moving else owned for index, (mine, owned, freed) in enumerate(facts)
         ]
         if len(led.tasks) == len(guide.keys) and -1 not in led.freed:
             recorder.kinds, recorder.order = [key[0] for key in guide.keys], [key[1] for key in guide.keys]
             recorder.freed = led.freed
             stepper.held_peak = held_peak
             return {}
-        moving, stepper.items = stepper.items, {}
+        stepper.items = {}
         stepper.skip_to(len(led.tasks), 0)
         ends: dict[int, list[int]] = defaultdict(list)
         for index, position in enumerate(led.freed):

@@ -71,7 +71,6 @@ class SavedTensorSwapper:
         self._open = OpenGraphs()
         self._rounds = Rounds()
         self._abandoned = False
-        self._unattended = False  # C++ has noted an access, and Python has not done its part of it
         self._storages = self.mover.storages
         self._live = 0  # records that autograd holds a handle on, those of C++ left out
         self.movable = Movable(device, min_size)
@@ -91,6 +90,11 @@ class SavedTensorSwapper:
     def recorder(self) -> Recorder | None:
         """The recorder of the pass under way; None between two passes, and while C++ leads."""
         return self._pass.recorder if self._pass is not None and not self.native.leading else None
+
+    def slow(self) -> None:
+        """Something else took time between hooks: the times of the pass under way are no measurement."""
+        if self._pass is not None:
+            self._pass.recorder.slowed = True
 
     def recorded_as(self, tensor: torch.Tensor) -> int | None:
         """The number of the record that has this tensor's bytes in the pass under way, if there is one."""
@@ -269,7 +273,7 @@ class SavedTensorSwapper:
         self._catch_up()
         record, view = packed.record, packed.view
         run = None if record in self._open.records else self._pass
-        led = self._unattended = self.native.leading and self.native.use_record(record.index)
+        led = self.native.leading and self.native.use_record(record.index)
         if not led:
             self._take_over()
         if led or run is None:
@@ -331,7 +335,7 @@ class SavedTensorSwapper:
         """An access comes: first deal with all that was over before it."""
         self._drain()
         native, stepper = self.native, self.stepper
-        if native.over or self._unattended:
+        if native.over or native.pending:  # an error has left the last access
             self._take_over()
         if native.leading:
             native.attend()
@@ -347,8 +351,7 @@ class SavedTensorSwapper:
         # On a GPU each access looks at the stream, and the host's clock says nothing.
         if guide is None or recorder.measure or self._open.records or self._stream is not None:
             return False
-        cap = list(guide.course.cap)
-        self.native.lead(guide.codes, cap, guide.sizes, guide.pinned, guide.moves, recorder.timed)
+        self.native.lead(guide.codes, guide.course.cap, guide.sizes, guide.pinned, guide.moves, recorder.timed)
         if self.native.leading:
             run.hand_over()
         return self.native.leading
@@ -357,11 +360,9 @@ class SavedTensorSwapper:
         """What autograd is to keep, if C++ leads and this is the planned save."""
         run, saved = self._pass, self.native.save(tensor)
         assert run is not None
-        if saved is None:
-            return None
-        self._unattended = True
         if not isinstance(saved, int):
-            self._follow(None, read=False)
+            if saved is not None:
+                self._follow(None, read=False)
             return saved
         record = run.records.get(saved)
         if record is None:
@@ -373,14 +374,13 @@ class SavedTensorSwapper:
 
     def _use_led(self, saved: Saved) -> torch.Tensor | None:
         """What C++ keeps, if it leads and this is the planned use. Else the pass is taken over."""
-        if not self.native.leading:
+        if saved.handle is not None or not self.native.leading:
             return None
         self._catch_up()
         tensor = self.native.use(saved)
         if tensor is None:
             self._take_over()
         else:
-            self._unattended = True
             self._follow(None, read=True)
         return tensor
 
@@ -389,16 +389,17 @@ class SavedTensorSwapper:
         native, stepper, run = self.native, self.stepper, self._pass
         position = native.position - 1
         stepper.skip_to(position, native.held)
-        if stepper.exceeds:  # tensors live longer than they did: now all may have to leave
+        if stepper.exceeds:  # now all records may have to leave
             assert run is not None
-            self._unattended = False
+            native.leave(stepper.own, 0)
             self._take_over()
+            run.recorder.reenter()
             stepper.position = position
             stepper.access(run.records[run.recorder.order[position]], read=read)
+            run.recorder.leave(stepper.held, self._storages.present)
             return
         stepper.access(record, read=read)
-        self._unattended = False
-        native.leave(stepper.held - stepper.elsewhere, 0 if self._ended else stepper.next_due)
+        native.leave(stepper.own, stepper.next_due)
 
     def _take_over(self) -> None:
         """If C++ leads the pass, take it over: to go on with it, or to finish it."""
@@ -429,8 +430,7 @@ class SavedTensorSwapper:
                 view = View(one.alias, one.version)
                 record.views.append(view)
                 one.handle = Handle(record, view, self._end)
-        if self._unattended:  # an error kept Python from its part of the last access
-            self._unattended, recorder.broken = False, True
+        recorder.broken |= led.pending
         if led.tasks and -1 not in led.freed:
             self._finish(run)
 
@@ -455,7 +455,7 @@ class SavedTensorSwapper:
         if copies is None:
             copies = self._copies[thread] = threading.current_thread().name.startswith(LANES)
         if copies:
-            self.native.attend()
+            self.native.wake()
             return  # the collector ran on a thread that copies; what it would wait for, only that thread can do
         if self._ended and self.mover.engine.capturing():
             return  # events must not be asked for while a CUDA graph is captured; the next access deals with them
@@ -491,9 +491,12 @@ class SavedTensorSwapper:
             departure = record.departure
             copying = departure is not None
             if self.native.leading:
-                copying = departure is not None and not departure.done()  # it may be over, and not yet settled
-                self.native.free(record.index)
-                self.stepper.free(record)
+                # It may be over, and not yet settled. One that failed has the storage still.
+                copying = departure is not None and (not departure.done() or departure.failed is not None)
+                try:
+                    self.stepper.free(record)
+                finally:
+                    self.native.free(record.index, self.stepper.own)
             else:
                 run.free(record)
             if not copying:

@@ -109,8 +109,7 @@ class Watch:
             self._unfit.add(module)
         recorder = self._swapper.recorder
         self._recorder = self._recorder or recorder
-        if recorder is not None:
-            recorder.slowed = True
+        self._swapper.slow()
         if module not in self._unfit and recorder is not None and recorder is self._recorder:
             span.last = recorder.position
             span.state = parameters_and_buffers(module)
