@@ -58,7 +58,7 @@ class Stepper(Generic[I]):
         self.held = 0
         self.held_peak = 0
         self.left = 0  # held bytes of items that outlived their step
-        self.elsewhere = 0  # held bytes of the step's other tensors, of which other code takes care
+        self.elsewhere = 0  # held bytes of tensors that are no items: other code takes care of them
         self.misses = 0
         self.made_room = 0  # reads for which others left because the device was full
         self.evictable: dict[int, I] = {}  # by index: held, not pinned, and not on their way

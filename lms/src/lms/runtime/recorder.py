@@ -133,7 +133,7 @@ class Recorder:
         """Of the records that were foreseen only the first `count` were saved."""
         for column in (self.nbytes, self.labels, self.pinned, self.foreseen, self.first, self.last_save, self.freed):
             del column[count:]
-        # Nobody saw at which access the forward let go of what has left.
+        # Nothing noted when the forward let go of a tensor that has left.
         self.let_go = [None] * count
 
     def access(self, kind: AccessKind, index: int) -> None:
