@@ -18,11 +18,12 @@ from torch import Tensor
 
 from lms.errors import SpillError
 from lms.memory.resident import ResidentSet
+from lms.runtime.planner import PassPlanner
 from lms.runtime.recorder import Finished, Recorder
 from lms.torch import native_hooks
+from lms.torch.led_passes import LedPasses
 from lms.torch.passes import Pass
 from lms.torch.session import Session
-from lms.torch.swapper import SavedTensorSwapper
 
 Make = Callable[..., Session]
 STEPS = 40
@@ -52,6 +53,20 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
         return records
 
     monkeypatch.setattr(Pass, "take_over", noting)
+    return found
+
+
+@pytest.fixture
+def finished(monkeypatch: pytest.MonkeyPatch) -> list[Finished]:
+    """The passes that are over, as the planner learns of them."""
+    found: list[Finished] = []
+    note = PassPlanner.note
+
+    def noting(self: PassPlanner, one: Finished) -> None:
+        found.append(one)
+        note(self, one)
+
+    monkeypatch.setattr(PassPlanner, "note", noting)
     return found
 
 
@@ -193,13 +208,13 @@ def test_python_is_called_for_what_moves_and_for_little_else(
     lms: Make, tier: object, taken: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     attended: list[bool] = []  # of each access that Python attends: whether its record moves
-    follow = SavedTensorSwapper._follow
+    follow = LedPasses.follow
 
     def noting(self: object, record: object, *, read: bool) -> None:
         attended.append(record is not None)
         follow(self, record, read=read)
 
-    monkeypatch.setattr(SavedTensorSwapper, "_follow", noting)
+    monkeypatch.setattr(LedPasses, "follow", noting)
     w = leaf()
     with lms(budget=36 * N) as session:
         for _ in range(20):
@@ -227,15 +242,12 @@ def test_python_is_called_for_what_moves_and_for_little_else(
 
 @pytest.mark.parametrize("how", ["full", "refusing", "broken"])
 def test_after_an_error_of_the_tier_the_next_step_begins_afresh(
-    how: str, lms: Make, tier: object, taken: list[bool], bits: Callable[[Tensor], object]
+    how: str, lms: Make, tier: object, taken: list[bool], finished: list[Finished], bits: Callable[[Tensor], object]
 ) -> None:
     w = leaf()
     expected = bits(torch.autograd.grad(chain(w), w)[0])
-    passes: list[Finished] = []
     with lms(budget=20 * N) as session, warnings.catch_warnings():
         warnings.simplefilter("error")
-        note = session._planner.note
-        session._planner.note = lambda finished: (passes.append(finished), note(finished))[1]  # type: ignore[method-assign]
         for _ in range(3):
             for _ in range(20):
                 torch.autograd.grad(chain(w), w)
@@ -252,24 +264,22 @@ def test_after_an_error_of_the_tier_the_next_step_begins_afresh(
         assert session._swapper.live == 0
         session.stats()
         # The error of a copy out that fails is raised before the next access is looked at.
-        assert [one.recorder.broken for one in passes].count(True) == (0 if how == "full" else 3)
+        assert [one.recorder.broken for one in finished].count(True) == (0 if how == "full" else 3)
     assert session._swapper.stepper.held == 0
     assert not tier.slots
 
 
 @pytest.mark.usefixtures("evenly")
 def test_what_lives_longer_than_foreseen_can_leave_and_an_error_then_ends_the_pass(
-    lms: Make, tier: object, taken: list[bool], bits: Callable[[Tensor], object]
+    lms: Make, tier: object, taken: list[bool], finished: list[Finished], bits: Callable[[Tensor], object]
 ) -> None:
     w = leaf()
     expected = [bits(one) for one in longer(w, 0)]
     with lms(budget=ROOM) as session:
         longer(w, 0)
         needed = session.stats()["held_peak"]
-    passes: list[Finished] = []
+    finished.clear()
     with lms(budget=needed) as session:
-        note = session._planner.note
-        session._planner.note = lambda finished: (passes.append(finished), note(finished))[1]  # type: ignore[method-assign]
         for _ in range(20):
             longer(w, 0)
         tier.offloads.clear()
@@ -288,7 +298,7 @@ def test_what_lives_longer_than_foreseen_can_leave_and_an_error_then_ends_the_pa
         assert taken == [True]
         assert [bits(one) for one in longer(w, 0)] == expected
         session.stats()
-        assert [one.recorder.broken for one in passes].count(True) == 1
+        assert [one.recorder.broken for one in finished].count(True) == 1
         assert session._swapper.live == 0
 
 

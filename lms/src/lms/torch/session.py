@@ -30,6 +30,8 @@ from lms.stats import Stats
 from lms.torch import (
     dtensor,
     hooks,
+    led_passes,
+    live_records,
     movable,
     mover,
     optimizer_state,
@@ -60,6 +62,8 @@ from lms.warn import warn_script
 _UNINTERRUPTED = (
     dtensor,
     hooks,
+    led_passes,
+    live_records,
     movable,
     mover,
     optimizer_state,

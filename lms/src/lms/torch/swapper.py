@@ -1,4 +1,4 @@
-"""The saved-tensor swapper: it makes records of the tensors that autograd saves, and notes each end of a handle."""
+"""The saved-tensor swapper: it decides which pass a saved tensor belongs to, and has the pass's stepper move it."""
 
 from __future__ import annotations
 
@@ -22,12 +22,14 @@ from lms.runtime.recorder import Finished, Recorder
 from lms.torch.cuda.streams import Stream
 from lms.torch.dtensor import DTensorView
 from lms.torch.engine import Engine
+from lms.torch.led_passes import LedPasses
+from lms.torch.live_records import LiveRecords
 from lms.torch.movable import Movable
 from lms.torch.mover import Mover
-from lms.torch.native_hooks import Led, Saved, native_hooks
+from lms.torch.native_hooks import Saved, native_hooks
 from lms.torch.open_graphs import OpenGraphs, sequence_number
 from lms.torch.passes import Pass
-from lms.torch.records import Handle, LiveRecord, Origin, View
+from lms.torch.records import Handle, LiveRecord, View
 
 LANES = "lms-"  # how the names of the copying threads begin
 # The backward that runs on this thread, -1 if none does. PyTorch has no public name for this.
@@ -54,32 +56,35 @@ class SavedTensorSwapper:
         self.planner = planner
         self.stepper: Stepper[LiveRecord] = Stepper(self.mover, room=planner.room, write_ahead=planner.write_ahead)
         self.counters = self.mover.counters
-        self.recorded = 0  # bytes of all records but those that count as `owned`
         self.active = True
         self._finished: deque[Finished] = deque(maxlen=8)  # passes that the planner was not told of yet
         self._module = module
         self._when_idle: Callable[[], None] | None = None  # called when no record is live any more
         self.lock = threading.Lock()
         self._planning = threading.RLock()  # held while a pass is planned; taken before the other one
-        self._ended: deque[tuple[LiveRecord, View]] = deque()  # handles that ended
-        # Dynamo must not compile this, nor the hooks. Only this file calls PyTorch's wrapper, because Ctrl-C is held
-        # back in this file: a destructor would swallow it.
+        # Dynamo must not compile this, nor the hooks. PyTorch's wrapper is only called by files that hold Ctrl-C back: a
+        # destructor would swallow it.
         self._tidy = torch.compiler.disable(self._drain_if_free)
         self._pass: Pass | None = None
         self._stream: Stream | None = None  # the one that computed when the pass began
         self._copies: dict[int, bool] = {}  # whether the thread with this number copies
         self._open = OpenGraphs()
         self._rounds = Rounds()
-        self._abandoned = False
         self._storages = self.mover.storages
-        self._live = 0  # records that autograd holds a handle on, those of C++ left out
         self.movable = Movable(device, min_size)
         self.native = native_hooks(device, min_size, self.movable.stay, lambda: self._tidy())
+        self._records = LiveRecords(self._storages, self.movable.stayed, self._tidy)
+        self._led = LedPasses(self.native, self.stepper, self._records, self._storages, self._open)
 
     @property
     def between_passes(self) -> bool:
         """Whether no pass is under way."""
         return self._pass is None
+
+    @property
+    def recorded(self) -> int:
+        """Bytes of all records so far, without those that count as `owned`."""
+        return self._records.saved
 
     @property
     def saw_nothing(self) -> bool:
@@ -105,7 +110,7 @@ class SavedTensorSwapper:
     @property
     def live(self) -> int:
         """Records that autograd holds a handle on."""
-        return self._live + self.native.live
+        return self._records.count + self.native.live
 
     def _clock(self) -> float:
         """A clock that stands still while a copy is waited for. (The processor's own costs a system call.)"""
@@ -140,7 +145,7 @@ class SavedTensorSwapper:
                         packed = self._pack(tensor, local, storage, beginning)
             assert packed is not None
         self.counters.hook += self._clock() - began
-        if self._ended or self.native.over:
+        if self._records.ended or self.native.over:
             self._drain_if_free()
         if isinstance(packed, str):
             return self.movable.kept(tensor, packed)
@@ -155,7 +160,7 @@ class SavedTensorSwapper:
                 used = self._use_led(packed)
             self.counters.hook += self._clock() - began
             if used is not None:
-                if self._ended or self.native.over:
+                if self._records.ended or self.native.over:
                     self._drain_if_free()
                 return used
             packed = cast("Handle | None", packed.handle) or View(packed.alias, packed.version)
@@ -172,7 +177,7 @@ class SavedTensorSwapper:
         with self.lock:
             tensor = self._unpack(packed)
             self.counters.hook += self._clock() - began
-        if self._ended or self.native.over:
+        if self._records.ended or self.native.over:
             self._drain_if_free()
         return tensor
 
@@ -185,7 +190,7 @@ class SavedTensorSwapper:
     def abandon(self) -> None:
         """In a forked child: take on nothing more, and wait for no copy: the copying threads stayed in the parent."""
         self.active = self.native.open = False
-        self._abandoned = True
+        self._records.abandon()
 
     def stop(self, then: Callable[[], None]) -> None:
         """Take on nothing more; `then` is called as soon as no record is live."""
@@ -194,7 +199,7 @@ class SavedTensorSwapper:
             self._take_over()
             self._drain()
             self.stepper.give_up()
-            idle = self._live == 0
+            idle = self._records.count == 0
             if not idle:
                 self._when_idle = then
         if idle:
@@ -231,7 +236,7 @@ class SavedTensorSwapper:
             return "capture"  # the graph's kernels will run again with these addresses, and without our hooks
         self._catch_up()
         if self.native.leading:
-            if local is tensor and (saved := self._save_led(tensor, storage)) is not None:
+            if local is tensor and (saved := self._led.save(tensor, storage)) is not None:
                 return saved
             self._take_over()
         if self._pass is not None and self.mover.engine.stream() != self._stream:
@@ -249,7 +254,8 @@ class SavedTensorSwapper:
             choose = self.planner.choose
             run = Pass(self.stepper, self.mover, recorder, guide, choose=choose, rounds=self._rounds)
             self._pass, self._stream = run, self.mover.engine.stream()
-            if self._lead(run):
+            # On a GPU each access looks at the stream, and the host's clock says nothing.
+            if not self._open.records and self._stream is None and self._led.begin(run):
                 return self._pack(tensor, local, storage)
         run.recorder.enter()
         key: tuple[int, ...] = (storage._cdata, local._version)
@@ -259,12 +265,12 @@ class SavedTensorSwapper:
             # tensor's. Another DTensor over the same storage has a version of its own, so it has a record of its own.
             root = tensor._base if tensor._base is not None else tensor
             key = (*key, id(root), tensor._version)
-        record = self._storages.by_key.get(key)
-        if record is None or not record.holds(storage, root):
+        record = self._records.find(key, storage, root)
+        if record is None:
             record = self._new(run, key, local, storage)
             record.root = weakref.ref(root) if root is not None else None
         # Before what may raise, so that the record has an end.
-        handle = self._handle(record, View(local) if local is tensor else DTensorView(tensor, local))
+        handle = self._records.handle(record, View(local) if local is tensor else DTensorView(tensor, local))
         run.save(record)
         run.recorder.leave(self.stepper.held, self._storages.present)
         return handle
@@ -273,7 +279,7 @@ class SavedTensorSwapper:
         self._catch_up()
         record, view = packed.record, packed.view
         run = None if record in self._open.records else self._pass
-        led = self.native.leading and self.native.use_record(record.index)
+        led = self.native.leading and self._led.use_record(record)
         if not led:
             self._take_over()
         if led or run is None:
@@ -288,7 +294,7 @@ class SavedTensorSwapper:
         tensor = view.alias.detach()
         record.handed = weakref.ref(tensor)
         if led:
-            self._follow(record, read=True)
+            self._led.follow(record, read=True)
         elif run is not None:
             run.use(record, graph_task())
             run.recorder.leave(self.stepper.held, self._storages.present)
@@ -308,28 +314,13 @@ class SavedTensorSwapper:
         self._finished.append(run.finish())
 
     def _new(self, run: Pass, key: tuple[int, ...], tensor: torch.Tensor, storage: torch.UntypedStorage) -> LiveRecord:
-        record, origin = self._record(run, len(run.records), key, storage)
+        record = self._records.make(run.recorder, len(run.records), key, storage)
         run.add(record, lambda: (self._module(), str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)))
-        if record.pinned:
-            self.movable.stayed["owned"] += record.nbytes
-        else:
-            self.recorded += record.nbytes
-            self._storages.count(origin, key[0], record.nbytes)
+        self._records.note(record.nbytes, owned=record.pinned)
+        if not record.pinned:
+            assert record.origin is not None
+            self._storages.count(record.origin, key[0], record.nbytes)
         return record
-
-    def _record(
-        self, run: Pass, index: int, key: tuple[int, ...], storage: torch.UntypedStorage
-    ) -> tuple[LiveRecord, Origin]:
-        record = LiveRecord(index, key, storage.nbytes())
-        self._storages.by_key[key] = record
-        self._live += 1
-        return record, self._storages.watch(record, run.recorder, storage)
-
-    def _handle(self, record: LiveRecord, view: View) -> Handle:
-        record.views.append(view)
-        if record.let_go:
-            view.vacate()
-        return Handle(record, view, self._end)
 
     def _catch_up(self) -> None:
         """An access comes: first deal with all that was over before it."""
@@ -338,101 +329,29 @@ class SavedTensorSwapper:
         if native.over or native.pending:  # an error has left the last access
             self._take_over()
         if native.leading:
-            native.attend()
-            stepper.skip_to(native.position, native.held)
+            self._led.attend()
         stepper.settle()
         stepper.drop_due()
 
     # Passes that C++ leads
-
-    def _lead(self, run: Pass) -> bool:
-        """Have C++ lead the pass that begins, if it has a plan."""
-        guide, recorder = run.guide, run.recorder
-        # On a GPU each access looks at the stream, and the host's clock says nothing.
-        if guide is None or recorder.measure or self._open.records or self._stream is not None:
-            return False
-        self.native.lead(guide.codes, guide.course.cap, guide.sizes, guide.pinned, guide.moves, recorder.timed)
-        if self.native.leading:
-            run.hand_over()
-        return self.native.leading
-
-    def _save_led(self, tensor: torch.Tensor, storage: torch.UntypedStorage) -> Handle | Saved | None:
-        """What autograd is to keep, if C++ leads and this is the planned save."""
-        run, saved = self._pass, self.native.save(tensor)
-        assert run is not None
-        if not isinstance(saved, int):
-            if saved is not None:
-                self._follow(None, read=False)
-            return saved
-        record = run.records.get(saved)
-        if record is None:
-            record, _ = self._record(run, saved, (storage._cdata, tensor._version), storage)
-            self.stepper.add(record)
-        handle = self._handle(record, View(tensor))
-        self._follow(record, read=False)
-        return handle
 
     def _use_led(self, saved: Saved) -> torch.Tensor | None:
         """What C++ keeps, if it leads and this is the planned use. Else the pass is taken over."""
         if saved.handle is not None or not self.native.leading:
             return None
         self._catch_up()
-        tensor = self.native.use(saved)
+        tensor = self._led.use(saved) if self.native.leading else None
         if tensor is None:
             self._take_over()
-        else:
-            self._follow(None, read=True)
         return tensor
-
-    def _follow(self, record: LiveRecord | None, *, read: bool) -> None:
-        """Do what the schedule has for the access that C++ just noted."""
-        native, stepper, run = self.native, self.stepper, self._pass
-        position = native.position - 1
-        stepper.skip_to(position, native.held)
-        if stepper.exceeds:  # now all records may have to leave
-            assert run is not None
-            native.leave(stepper.own, 0)
-            self._take_over()
-            run.recorder.reenter()
-            stepper.position = position
-            stepper.access(run.records[run.recorder.order[position]], read=read)
-            run.recorder.leave(stepper.held, self._storages.present)
-            return
-        stepper.access(record, read=read)
-        native.leave(stepper.own, stepper.next_due)
 
     def _take_over(self) -> None:
         """If C++ leads the pass, take it over: to go on with it, or to finish it."""
-        run = self._pass
-        if run is None or not self.native.leading:
-            return
-        led = Led(*self.native.take())
-        self._count_native()
-        self._open.last_use = led.last_use or self._open.last_use
-        recorder, records = run.recorder, run.take_over(led)
-        for nbytes, pinned in zip(recorder.nbytes, recorder.foreseen, strict=True):
-            if pinned:
-                self.movable.stayed["owned"] += nbytes
-            else:
-                self.recorded += nbytes
-        for index, key, storage, handed, saved in led.open:
-            record = records.get(index) or LiveRecord(index, key, recorder.nbytes[index])
-            record.key = key
-            record.handed = weakref.ref(handed) if handed is not None else None
-            if storage is not None:
-                self._storages.watch(record, recorder, storage)
-            if not saved:
-                self._storages.unjudged.append((recorder, record))
-                continue
-            self._storages.by_key[key] = record
-            self._live += 1
-            for one in saved:
-                view = View(one.alias, one.version)
-                record.views.append(view)
-                one.handle = Handle(record, view, self._end)
-        recorder.broken |= led.pending
-        if led.tasks and -1 not in led.freed:
-            self._finish(run)
+        if self._pass is not None and self.native.leading:
+            over = self._led.take_over()
+            self._count_native()
+            if over:
+                self._finish(self._pass)
 
     def _count_native(self) -> None:
         native = self.native
@@ -443,11 +362,6 @@ class SavedTensorSwapper:
 
     # Ends of handles
 
-    def _end(self, record: LiveRecord, view: View) -> None:
-        """A handle ends. Its destructor may run on any thread, at any time, even inside the lock."""
-        self._ended.append((record, view))
-        self._tidy()
-
     def _drain_if_free(self) -> None:
         """Deal with the handles that ended. If another thread holds the lock, that thread deals with them."""
         thread = get_ident()
@@ -457,9 +371,9 @@ class SavedTensorSwapper:
         if copies:
             self.native.wake()
             return  # the collector ran on a thread that copies; what it would wait for, only that thread can do
-        if self._ended and self.mover.engine.capturing():
+        if self._records.ended and self.mover.engine.capturing():
             return  # events must not be asked for while a CUDA graph is captured; the next access deals with them
-        while (self._ended or self.native.over) and self.lock.acquire(blocking=False):
+        while (self._records.ended or self.native.over) and self.lock.acquire(blocking=False):
             began = self._clock()
             try:
                 if self.native.over:
@@ -470,41 +384,28 @@ class SavedTensorSwapper:
                 self.lock.release()
 
     def _drain(self) -> None:
-        queue = self._ended
-        if self._abandoned:
-            queue.clear()
-        while queue:
-            record, view = queue.popleft()
-            record.views.remove(view)
-            if not record.views:
-                del view.alias  # with the last of them goes the storage, unless the script keeps it
-                self._die(record)
+        for record in self._records.over():
+            self._die(record)
 
     def _die(self, record: LiveRecord) -> None:
         run = self._pass
-        self._storages.lose(record)
         if record in self._open.records:
             self._open.records.remove(record)
             self.stepper.free(record)
         else:
             assert run is not None
-            departure = record.departure
-            copying = departure is not None
-            if self.native.leading:
-                # It may be over, and not yet settled. One that failed has the storage still.
-                copying = departure is not None and (not departure.done() or departure.failed is not None)
-                try:
-                    self.stepper.free(record)
-                finally:
-                    self.native.free(record.index, self.stepper.own)
+            leading, departure = self.native.leading, record.departure
+            # While C++ leads, a copy may be over and not settled yet. One that failed has the storage still.
+            is_over = departure is None or (leading and departure.done() and departure.failed is None)
+            if leading:
+                self._led.free(record)
             else:
                 run.free(record)
-            if not copying:
+            if is_over:
                 self._storages.ended(run.recorder, record)
-        self._live -= 1
         if run is not None and run.live == 0 and not self.native.leading:
             self._finish(run)
-        if self._live == 0 and self._when_idle is not None:
+        if self._records.count == 0 and self._when_idle is not None:
             self._when_idle()
         if not self.active:
             self.stepper.give_up()  # no further call will settle what is in flight
