@@ -69,8 +69,8 @@ class FakeMover:
         if not self.ordered:
             copy.wait()
 
-    def release(self, item: Item) -> bool:
-        return item.index not in self.firm
+    def release(self, item: Item) -> None:
+        pass
 
     def discard(self, item: Item) -> None:
         self.stored.remove(item)
@@ -494,21 +494,6 @@ def test_an_item_that_must_stay_is_passed_over_by_the_rule() -> None:
     run = Run(room=N)
     run.mover.firm = {0}
     assert run.go("w0 w1 w2")[-1] == "HAA"
-
-
-def test_an_item_that_must_stay_when_its_copy_out_is_over_stays() -> None:
-    run = leaving()
-    run.mover.firm = {0}
-    run.over(0)
-    assert (run.where, run.stepper.held, run.stepper.evictable.keys()) == ("H", N, {0})
-    run.mover.firm = set()
-    run.stepper.divert(None)
-    run.room = 0
-    assert run.go("w1") == ["AA"]
-    assert run.copies == ["out 0", "out 1"]
-
-
-# On the way back
 
 
 def test_a_copy_back_that_failed_raises_for_each_that_reads_it_and_is_not_dropped() -> None:

@@ -53,8 +53,8 @@ class Mover:
         assert copy is not None
         copy.wait()
 
-    def release(self, item: Item) -> bool:
-        return True
+    def release(self, item: Item) -> None:
+        pass
 
     def discard(self, item: Item) -> None:
         pass

@@ -120,7 +120,7 @@ def train(trace: Trace, guide: Guide, link: Link) -> tuple[PaperLink, Watched]:
             in_hand[access.tensor] = tensor
             del tensor, storage
             under_way.add(record, lambda: ("", "uint8", ()))
-            under_way.save(record)
+            under_way.save(record, writes=True)
         elif access.kind == "read":
             under_way.require(record)
             if record.flat is not None:
@@ -128,7 +128,7 @@ def train(trace: Trace, guide: Guide, link: Link) -> tuple[PaperLink, Watched]:
             assert bool((record.views[0].alias == access.tensor).all()), "other bytes came back"
             under_way.use(record, 1)
         else:
-            under_way.save(record)
+            under_way.save(record, writes=False)
     engine.now += trace.tail
     assert under_way.guide is guide
     return engine, stepper

@@ -51,13 +51,13 @@ class Run:
         run, storage = self.under_way, tensor.untyped_storage()
         run.recorder.enter()
         record = next((one for one in run.records.values() if one.holds(storage, None)), None)
-        if record is None:
+        if is_new := record is None:
             record = LiveRecord(len(run.records), (storage._cdata, 0), storage.nbytes())
             record.origin = weakref.ref(storage)
             run.add(record, lambda: ("", "uint8", (record.nbytes,)))
         record.views.append(View(tensor))
         del tensor, storage
-        run.save(record)
+        run.save(record, writes=is_new)
         run.recorder.leave(self.stepper.held, self.mover.storages.present)
         return record
 

@@ -149,6 +149,7 @@ class Subclass(torch.Tensor):
         (torch.ones(3, dtype=torch.bool), True),
         (torch.ones(3, dtype=torch.complex64).conj(), False),
         (torch.ones(3, dtype=torch.complex64).conj().imag, False),
+        (torch._efficientzerotensor(3), False),
         (torch.ones(3).as_subclass(Subclass), False),
         (torch.eye(3).to_sparse(), False),
         (lambda: torch.eye(3).to_sparse_csr(), False),
@@ -157,7 +158,7 @@ class Subclass(torch.Tensor):
         (lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8), False),
     ],
     ids=[
-        "plain", "parameter", "complex", "bool", "conjugated", "negated", "subclass", "sparse", "csr", "meta", "nested",
+        "plain", "parameter", "complex", "bool", "conjugated", "negated", "zeros without memory", "subclass", "sparse", "csr", "meta", "nested",
         "quantised",
     ],
 )  # fmt: skip

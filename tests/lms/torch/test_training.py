@@ -61,12 +61,25 @@ def build_compiled(models: ModuleType) -> Step:
     return models.trained(model, lambda _: model(torch.randn(2, 8, 16)).square().mean())
 
 
+def build_recurrent(models: ModuleType) -> Step:
+    cells = nn.ModuleList([nn.GRU(16, 16), nn.LSTM(16, 16, proj_size=8), nn.LSTM(8, 16)])
+
+    def loss(_: int) -> Tensor:
+        x = torch.randn(5, 32, 16)
+        for cell in cells:
+            x = cell(x)[0]
+        return x.square().mean()
+
+    return models.trained(cells, loss)
+
+
 KINDS: dict[str, Build] = {
     "a multilayer perceptron": build_mlp,
     "a residual net with batch norm and in-place ReLU": build_resnet,
     "a GPT with dropout and tied weights": build_gpt,
     "a U-Net in three dimensions": build_unet,
     "bfloat16 under autocast": build_autocast,
+    "recurrent nets, whose gates are pieces of one storage": build_recurrent,
     "blocks compiled one by one": build_compiled,
 }
 

@@ -78,8 +78,9 @@ class Mover(Protocol[M]):
     def wait(self, item: M, lane: Literal["out", "back"]) -> None:
         """Have the computation wait for the item's departure ("out") or arrival ("back"). Raises the copy's error."""
 
-    def release(self, item: M) -> bool:
-        """Give up the item's memory: the tier below holds the bytes. False if it must stay."""
+    def release(self, item: M) -> None:
+        """Give up the item's memory: the tier below holds the bytes."""
+        return None
 
     def discard(self, item: M) -> None:
         """Forget the bytes in the tier below."""

@@ -194,10 +194,9 @@ class _Simulation(Mover[Item]):
             self._draw("stall", self.clock.now, copy.end, item.nbytes, item.index)
             self.clock.now = copy.end
 
-    def release(self, item: Item) -> bool:
+    def release(self, item: Item) -> None:
         """The memory is free once the framework has let go of it, too."""
         until = lingers_until(self.trace, item.index, self.position)
         if until > self.position:
             self.lingering[item.index] = until
             self.lingering_bytes += item.nbytes
-        return True

@@ -108,6 +108,5 @@ class _Worst(Mover[Item]):
         self.outs[copy.index] = replace(self.outs[copy.index], gate=self.position)
         self.waited_for.append(copy.index)
 
-    def release(self, item: Item) -> bool:
+    def release(self, item: Item) -> None:
         """The memory is free."""
-        return True

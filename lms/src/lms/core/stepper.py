@@ -438,9 +438,9 @@ class Stepper(Generic[I]):
             raise afresh(copy.failed)
 
     def _drop(self, item: I) -> None:
-        if self.mover.release(item):
-            item.state = State.AWAY
-            self._unhold(item)
+        self.mover.release(item)
+        item.state = State.AWAY
+        self._unhold(item)
 
     def _come(self, item: I) -> None:
         item.arrival = self.mover.reload(item)

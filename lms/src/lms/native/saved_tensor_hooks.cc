@@ -29,6 +29,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -51,6 +52,14 @@ double now() {  // time.perf_counter()
 at::Tensor detached(const at::Tensor& tensor) {
     c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
     return at::Tensor(impl->shallow_copy_and_detach(impl->version_counter(), /*allow_tensor_metadata_change=*/false));
+}
+
+// Whether a change in place of one tensor counts as one of the other, too.
+bool same_counter(const at::Tensor& one, const at::Tensor& other) {
+    using Version = c10::VariableVersion;
+    static_assert(sizeof(Version) == sizeof(void*), "it points to the counter, and has nothing else");
+    const auto& of = torch::autograd::impl::version_counter;
+    return std::memcmp(static_cast<const void*>(&of(one)), static_cast<const void*>(&of(other)), sizeof(Version)) == 0;
 }
 
 class Hooks;
@@ -368,7 +377,10 @@ class Hooks {
         const auto nbytes = static_cast<std::int64_t>(storage->nbytes());
         if (is_new && (index >= led_.sizes.size() || led_.sizes[index] != nbytes)) return unplanned;
         const std::int64_t more = is_new && !led_.pinned[index] ? nbytes : 0;
-        if (!led_.expects(index, is_new ? kWrite : kHold, more, attended)) return unplanned;
+        // A record that is saved again may be written again, too: Python looks at that if the record moves.
+        const bool expected = led_.expects(index, kWrite, more, attended) ||
+                              (!is_new && led_.expects(index, kHold, more, attended));
+        if (!expected) return unplanned;
 
         const bool moves = led_.moves[index];
         Saved* saved = moves ? nullptr : saved_of(tensor, static_cast<std::ptrdiff_t>(index));
@@ -540,6 +552,7 @@ PYBIND11_MODULE(native_hooks, module) {
                         slots};
     saved_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&spec));
     if (saved_type == nullptr) throw py::error_already_set();
+    module.def("same_counter", same_counter);
     py::class_<Hooks>(module, "Hooks", py::module_local(), py::custom_type_setup(collectable))
         .def(py::init<const at::Tensor&, std::int64_t, py::dict, py::object>())
         .def_readwrite("open", &Hooks::open)

@@ -143,7 +143,7 @@ class Recorder:
             return
         if kind != "read":
             self.last_save[index] = position
-            if kind == "write":
+            if self.first[index] < 0:
                 self.first[index] = position
         self.kinds.append(kind)
         self.order.append(index)

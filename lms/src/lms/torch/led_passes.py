@@ -61,11 +61,13 @@ class LedPasses:
             return saved
         run = self._run
         assert run is not None
-        record = run.records.get(saved)
+        view, record = View(tensor), run.records.get(saved)
         if record is None:
             record = self._records.make(run.recorder, saved, (storage._cdata, tensor._version), storage)
             self._stepper.add(record)
-        handle = self._records.handle(record, View(tensor))
+        else:
+            self._records.rewritten(record, view)
+        handle = self._records.handle(record, view)
         self.follow(record, read=False)
         return handle
 

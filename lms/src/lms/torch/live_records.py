@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import torch
 
+from lms.core.stepper import Stepper
 from lms.runtime.recorder import Recorder
-from lms.torch.native_hooks import Open
+from lms.torch.native_hooks import Open, same_counter
 from lms.torch.records import Handle, LiveRecord, View
 from lms.torch.storages import Storages
 
@@ -20,9 +21,12 @@ class LiveRecords:
     `tidy` is called after the end of each handle.
     """
 
-    def __init__(self, storages: Storages, stayed: dict[str, int], tidy: Callable[[], None]) -> None:
+    def __init__(
+        self, stepper: Stepper[LiveRecord], storages: Storages, stayed: dict[str, int], tidy: Callable[[], None]
+    ) -> None:
         self.count = 0  # without those that only C++ knows
         self.saved = 0  # bytes of all records so far, without those that count as `owned`
+        self._stepper = stepper
         self._storages = storages
         self._stayed = stayed
         self._tidy = tidy
@@ -40,6 +44,19 @@ class LiveRecords:
         self.count += 1
         self._storages.watch(record, recorder, storage)
         return record
+
+    def rewritten(self, record: LiveRecord, view: View) -> bool:
+        """Whether bytes of this view, of a record that is saved again, may be others than at the save before.
+
+        Pieces of one storage may each have a version of its own. If one changes in place after another was saved, and
+        both have the same version, nothing but that tells. A copy of the record is then worth nothing.
+        """
+        if any(same_counter(one.alias, view.alias) for one in record.views):
+            return False
+        if record.stored:
+            self._stepper.require(record)
+            self._stepper.write(record)
+        return True
 
     def handle(self, record: LiveRecord, view: View) -> Handle:
         """What autograd is to keep of one saved tensor."""

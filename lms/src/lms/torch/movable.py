@@ -107,7 +107,8 @@ def nbytes_of(tensor: torch.Tensor) -> int:
 def movable(tensor: torch.Tensor, device: torch.device) -> bool:
     """Whether the tensor is plain bytes on `device`.
 
-    Subclasses, sparse, nested, quantised, meta and fake tensors are not, nor lazily conjugated or negated views.
+    Subclasses, sparse, nested, quantised, meta and fake tensors are not, nor lazily conjugated or negated views, nor
+    the zeros of forward-mode differentiation, which have no memory.
     """
     return (
         is_plain(tensor)
@@ -117,5 +118,6 @@ def movable(tensor: torch.Tensor, device: torch.device) -> bool:
         and not tensor.is_nested
         and not tensor.is_conj()
         and not tensor.is_neg()
+        and not tensor._is_zerotensor()
         and not _is_wrapper(tensor)
     )

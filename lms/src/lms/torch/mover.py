@@ -72,14 +72,11 @@ class Mover:
             else:
                 self.counters.stall_in += waited
 
-    def release(self, record: LiveRecord) -> bool:
-        """Let go of the record's storage."""
-        if any(view.changed for view in record.views):
-            return False
+    def release(self, record: LiveRecord) -> None:
+        """Let go of the record's storage. If a view was modified in place, using it raises an error anyway."""
         for view in record.views:
             view.vacate()
         record.flat = None
-        return True
 
     def discard(self, record: LiveRecord) -> None:
         """Free the record's room in the tier below."""

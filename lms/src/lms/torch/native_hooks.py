@@ -127,6 +127,21 @@ def native_hooks(
     return cast("NativeHooks", module.Hooks(torch.empty(0, device=device), min_size, stays, ended))
 
 
+def same_counter(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether a change in place of one tensor counts as one of the other, too.
+
+    So it is if one is a view of the other. It is not if both are pieces of one storage by `unsafe_chunk`.
+    """
+    module = find()
+    if module is not None:
+        return cast("bool", module.same_counter(one, other))
+    before = other._version
+    torch.autograd.graph.increment_version(one)
+    same = other._version != before
+    torch._C._autograd._unsafe_set_version_counter((one,), (one._version - 1,))
+    return same
+
+
 @cache
 def find() -> ModuleType | None:
     """The compiled module; None if there is none for this PyTorch and this Python, or it cannot be loaded."""

@@ -65,12 +65,12 @@ class Pass:
         self.recorder.new(record.nbytes, label or describe(), pinned=record.pinned)
         self.stepper.add(record)
 
-    def save(self, record: LiveRecord) -> None:
-        """The forward saves a view of `record`."""
+    def save(self, record: LiveRecord, *, writes: bool) -> None:
+        """The forward saves a view of `record`, and `writes` its bytes or has them still."""
         self.turns.save(record.index)
         if self.recorder.measure and self._forward:
             self._look_who_keeps(record)
-        self._step("write" if self.recorder.first[record.index] < 0 else "hold", record)
+        self._step("write" if writes else "hold", record)
 
     def use(self, record: LiveRecord, backward: int) -> None:
         """The backward of this number uses `record`, which is on the device. It may leave again."""
@@ -142,7 +142,7 @@ class Pass:
             if position == len(led.tasks):
                 break
             kind, index, nbytes = guide.keys[position]
-            if kind == "write":
+            if kind == "write" and index not in stepper.items:
                 record = moving.get(index) or LiveRecord(index, (), nbytes)
                 record.pinned = guide.pinned[index]
                 stepper.add(record)

@@ -130,7 +130,7 @@ class LiveRecord(Item):
 
     def source(self) -> torch.Tensor:
         """The storage's bytes, 1-D uint8."""
-        return flat_bytes(self.views[0].alias)
+        return self.flat if self.flat is not None else flat_bytes(self.views[0].alias)
 
 
 class Handle:

@@ -62,8 +62,8 @@ class SavedTensorSwapper:
         self._when_idle: Callable[[], None] | None = None  # called when no record is live any more
         self.lock = threading.Lock()
         self._planning = threading.RLock()  # held while a pass is planned; taken before the other one
-        # Dynamo must not compile this, nor the hooks. PyTorch's wrapper is only called by files that hold Ctrl-C back: a
-        # destructor would swallow it.
+        # Dynamo must not compile this, nor the hooks. PyTorch's wrapper is called only by files in which Ctrl-C is held
+        # back: a destructor would swallow it.
         self._tidy = torch.compiler.disable(self._drain_if_free)
         self._pass: Pass | None = None
         self._stream: Stream | None = None  # the one that computed when the pass began
@@ -73,7 +73,7 @@ class SavedTensorSwapper:
         self._storages = self.mover.storages
         self.movable = Movable(device, min_size)
         self.native = native_hooks(device, min_size, self.movable.stay, lambda: self._tidy())
-        self._records = LiveRecords(self._storages, self.movable.stayed, self._tidy)
+        self._records = LiveRecords(self.stepper, self._storages, self.movable.stayed, self._tidy)
         self._led = LedPasses(self.native, self.stepper, self._records, self._storages, self._open)
 
     @property
@@ -265,13 +265,16 @@ class SavedTensorSwapper:
             # tensor's. Another DTensor over the same storage has a version of its own, so it has a record of its own.
             root = tensor._base if tensor._base is not None else tensor
             key = (*key, id(root), tensor._version)
+        view = View(local) if local is tensor else DTensorView(tensor, local)
         record = self._records.find(key, storage, root)
-        if record is None:
-            record = self._new(run, key, local, storage)
+        if record is not None:
+            writes = self._records.rewritten(record, view)
+        else:
+            record, writes = self._new(run, key, local, storage), True
             record.root = weakref.ref(root) if root is not None else None
         # Before what may raise, so that the record has an end.
-        handle = self._records.handle(record, View(local) if local is tensor else DTensorView(tensor, local))
-        run.save(record)
+        handle = self._records.handle(record, view)
+        run.save(record, writes=writes)
         run.recorder.leave(self.stepper.held, self._storages.present)
         return handle
 

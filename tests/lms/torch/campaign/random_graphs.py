@@ -162,6 +162,12 @@ def rewritten(program: Program, a: Tensor, b: Tensor) -> Tensor:
     return torch.sin(x)
 
 
+def gates(a: Tensor, b: Tensor) -> Tensor:
+    """Pieces of one storage, each with a version of its own, that change in place as in a recurrent cell."""
+    one, other = (a * b).unsafe_chunk(2)
+    return torch.exp(one.tanh_()) * other.sigmoid_()
+
+
 def written(a: Tensor, b: Tensor) -> Tensor:
     """Writes into a tensor that is given."""
     with torch.no_grad():
@@ -183,6 +189,7 @@ OUT_OF_PLACE: list[Op] = [
     lambda p, a, b: a / (b * b + 2),
     lambda p, a, b: torch.where(a > b, a, b * 0.5),
     lambda p, a, b: torch.maximum(a, b),
+    lambda p, a, b: gates(a, b),
     lambda p, a, b: torch.softmax(a, -1),
     lambda p, a, b: functional.layer_norm(a, a.shape[-1:], b[0]),
     lambda p, a, b: functional.dropout(a, 0.3),

@@ -20,6 +20,7 @@ from lms.memory.slots import Ledger
 from lms.memory.transfer import FileEngine, FileSlot, Memory, ThreadCopy
 from lms.runtime import planner
 from lms.torch.cpu import engine
+from lms.torch.live_records import LiveRecords
 from lms.torch.mover import Mover
 from lms.torch.records import LiveRecord, View
 from lms.torch.session import disable
@@ -139,6 +140,11 @@ def stale_version_is_found(patch: Patch) -> None:
     patch.setattr(Storages, "__init__", by_storage)
 
 
+def stale_piece_is_found(patch: Patch) -> None:
+    """Pieces of one storage that have the same version are taken for unchanged."""
+    patch.setattr(LiveRecords, "rewritten", lambda self, record, view: False)
+
+
 def stale_address_is_found(patch: Patch) -> None:
     """A record is found by the address of its storage, although that storage is dead and another has its address."""
     patch.setattr(Storages, "lose", lambda self, record: None)
@@ -167,6 +173,7 @@ BUGS = [
     wrong_offset_in_a_page,
     stale_version_is_used,
     stale_version_is_found,
+    stale_piece_is_found,
     stale_address_is_found,
     page_dropped_dirty,
 ]
