@@ -158,8 +158,8 @@ class Subclass(torch.Tensor):
         (lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8), False),
     ],
     ids=[
-        "plain", "parameter", "complex", "bool", "conjugated", "negated", "zeros without memory", "subclass", "sparse", "csr", "meta", "nested",
-        "quantised",
+        "plain", "parameter", "complex", "bool", "conjugated", "negated", "zeros without memory", "subclass", "sparse",
+        "csr", "meta", "nested", "quantised",
     ],
 )  # fmt: skip
 @pytest.mark.filterwarnings("ignore::UserWarning")

@@ -378,8 +378,8 @@ class Hooks {
         if (is_new && (index >= led_.sizes.size() || led_.sizes[index] != nbytes)) return unplanned;
         const std::int64_t more = is_new && !led_.pinned[index] ? nbytes : 0;
         // A record that is saved again may be written again, too: Python looks at that if the record moves.
-        const bool expected = led_.expects(index, kWrite, more, attended) ||
-                              (!is_new && led_.expects(index, kHold, more, attended));
+        const bool expected =
+            led_.expects(index, kWrite, more, attended) || (!is_new && led_.expects(index, kHold, more, attended));
         if (!expected) return unplanned;
 
         const bool moves = led_.moves[index];
