@@ -9,9 +9,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <fstream>
 #include <mutex>
-#include <sstream>
 #include <thread>
 
 #include "base/backoff.h"
@@ -43,16 +41,6 @@ void copy(const std::string& text, char (&target)[size], const char* what) {
     std::memcpy(target, text.c_str(), text.size() + 1);
 }
 
-// Hosts are told apart by the kernel's names and their own: containers may have one name, and simulated hosts one
-// kernel.
-std::string place() {
-    std::string place;
-    std::ifstream("/proc/sys/kernel/random/boot_id") >> place;
-    char space[64] = "";
-    if (readlink("/proc/self/ns/net", space, sizeof space - 1) > 0) place += space;
-    return place + host_name().substr(0, 200);
-}
-
 }  // namespace
 
 Job& Job::join(double timeout_seconds, const Start* start, const std::string& text) {
@@ -70,7 +58,7 @@ Job& Job::join(double timeout_seconds, const Start* start, const std::string& te
 
 bool Job::is_in_child() { return in_child; }
 
-Job::Job(double timeout_seconds, const Start* start, const std::string& text) : process_(getpid()), place_(place()) {
+Job::Job(double timeout_seconds, const Start* start, const std::string& text) : process_(getpid()) {
     LaunchOptions options;
     options.timeout_seconds = timeout_seconds;
     options.is_dead = [this](int rank) { return is_dead(rank); };
@@ -106,18 +94,17 @@ std::vector<Greeting> Job::assemble(const std::string& options, int64_t origin, 
     mine.process = process_;
     mine.cores = own_cores();
     copy(host_name(), mine.host, "the host's name");
-    copy(place_, mine.place, "the host's name");
+    // The kernel's names and the host's own: containers may have one name, and simulated hosts one kernel.
+    copy(network_space() + host_name(), mine.place, "the host's name");
     copy(options, mine.options, "DDL_OPTIONS");
     std::vector<Greeting> greetings;
     try {
+        if (members_.size() > 1 && !heartbeats_) {
+            std::atomic_store(&heartbeats_, std::make_shared<Heartbeats>(members_.rank, members_.size()));
+        }
+        if (heartbeats_) copy(heartbeats_->contact(), mine.contact, "the list of addresses");
         greetings = call_roll(lobby, mine, patience, warn);
         former_.reset();  // all have come out of its epoch
-        if (members_.size() > 1 && !heartbeats_) {
-            // Only now it is known whether there are other hosts, who need an address to connect to.
-            std::atomic_store(&heartbeats_, std::make_shared<Heartbeats>(addresses_in_use(greetings)));
-            copy(to_text(heartbeats_->contact(), sizeof mine.contact - 1), mine.contact, "the list of addresses");
-            greetings = call_roll(lobby, mine, patience, warn);
-        }
     } catch (const Error& error) {
         if (error.code() != DDL_ERROR_MISMATCH) spoil();  // a mismatch ended in good order
         throw;
@@ -140,7 +127,7 @@ void Job::resize(bool takes_in, const Patience& patience, const std::function<vo
 
 void Job::connect_heartbeats(const std::vector<Greeting>& greetings,
                              const std::function<void(const std::string&)>& warn) {
-    std::vector<Contact> contacts;
+    std::vector<std::string> contacts;
     names_.clear();
     hosts_.clear();
     for (size_t rank = 0; rank < greetings.size(); ++rank) {
@@ -148,35 +135,17 @@ void Job::connect_heartbeats(const std::vector<Greeting>& greetings,
         hosts_.emplace_back(greeting.host);
         names_.push_back("rank " + std::to_string(rank) + " (host " + greeting.host + ", process " +
                          std::to_string(greeting.process) + ")");
-        const bool same_host = std::strcmp(greeting.place, greetings[static_cast<size_t>(members_.rank)].place) == 0;
-        contacts.emplace_back();
-        for (const Endpoint& endpoint : contact_of(greeting.contact)) {
-            if (endpoint.address != kLoopbackAddress || same_host) contacts.back().push_back(endpoint);
-        }
+        contacts.emplace_back(greeting.contact);
     }
-    const std::vector<int> missing = heartbeats_->connect(members_.rank, contacts, greetings[0].token, kConnectSeconds,
-                                                          [this](int rank, Death cause) { report_death(rank, cause); });
+    const std::vector<int> missing =
+        heartbeats_->connect(std::move(contacts), std::to_string(greetings[0].token), kConnectSeconds,
+                             [this](int rank, Death cause) { report_death(rank, cause); });
     watching_ = true;
     if (missing.empty()) return;
     std::string peers;
     for (const int peer : missing) peers += (peers.empty() ? "" : ", ") + names_[static_cast<size_t>(peer)];
     warn(names_[static_cast<size_t>(members_.rank)] + " found no TCP connection to " + peers +
          ", by which their death would be noticed at once: it may take until DDL_TIMEOUT. Is there a firewall?");
-}
-
-// Where ranks that have a heartbeat to this one may connect: those of its own host through the loopback interface, a
-// way that no cable is part of; those of other hosts through the networks that DDL_NETWORKS names, else any.
-std::vector<std::string> Job::addresses_in_use(const std::vector<Greeting>& greetings) const {
-    const std::string place = greetings[static_cast<size_t>(members_.rank)].place;
-    std::vector<std::string> addresses;
-    bool others = false;
-    for (const Greeting& greeting : greetings) others = others || greeting.place != place;
-    const auto on_this_host = [&](const Greeting& greeting) { return greeting.place == place; };
-    if (std::count_if(greetings.begin(), greetings.end(), on_this_host) > 1) addresses.emplace_back(kLoopbackAddress);
-    if (!others) return addresses;
-    for (std::string& address : addresses_for_other_hosts()) addresses.push_back(std::move(address));
-    if (addresses.empty()) addresses.emplace_back(kLoopbackAddress);  // nobody finds it, and says so in a warning
-    return addresses;
 }
 
 // Who does not answer, in words. Blocks for a while.
@@ -249,7 +218,7 @@ void Job::finalize() {
         const double start = seconds_now();
         double died = 0;
         std::unique_lock lock(mutex);
-        while (heartbeats_ && !over.wait_for(lock, std::chrono::milliseconds(50), [&] { return returned; })) {
+        while (watching_ && !over.wait_for(lock, std::chrono::milliseconds(50), [&] { return returned; })) {
             const double now = seconds_now();
             if (heartbeats_->any_dead() && died == 0) died = now;
             if (died != 0 && now - died > kDeathSeconds) end_process("a rank is dead");

@@ -55,7 +55,6 @@ class Job {
 
   private:
     Job(double timeout_seconds, const Start* start, const std::string& text);
-    std::vector<std::string> addresses_in_use(const std::vector<Greeting>& greetings) const;
     std::string silent_ranks();
     void connect_heartbeats(const std::vector<Greeting>& greetings,
                             const std::function<void(const std::string&)>& warn);
@@ -67,7 +66,6 @@ class Job {
     [[noreturn]] void end_process(const std::string& why);
 
     const pid_t process_;
-    const std::string place_;  // equal on ranks that share a host
     std::unique_ptr<Launch> launch_;
     Membership members_;
     bool spoiled_ = false;                    // an assembly failed: its messages may still arrive

@@ -8,6 +8,7 @@
 
 #include "base/cores.h"
 #include "base/patience.h"
+#include "transport/connector.h"
 #include "transport/transport.h"
 
 namespace ddl {
@@ -22,7 +23,7 @@ struct Greeting {
     char host[256] = "";
     char place[320] = "";  // equal on ranks that share a host, and the loopback interface
     char options[512] = "";
-    char contact[768] = "";  // where it listens: an address and a port, and so on, by spaces; "": not yet
+    char contact[kMostContact + 1] = "";  // where its heartbeats listen
     CoreSet cores;
 };
 

@@ -19,7 +19,7 @@
 #include <thread>
 #include <vector>
 
-#include "transport/interfaces.h"
+#include "transport/connector.h"
 #include "transport/socket.h"
 
 namespace ddl {
@@ -35,19 +35,19 @@ std::vector<int> heartbeat_peers(int rank, int size);
 
 class Heartbeats {
   public:
-    // Listens at those of these numeric addresses of this host that can be had. Throws Error as open_door() does.
-    explicit Heartbeats(const std::vector<std::string>& addresses);
+    // For `rank` of `size`. Listens as a Connector does, and throws the same.
+    Heartbeats(int rank, int size);
     ~Heartbeats();
     Heartbeats(const Heartbeats&) = delete;
     Heartbeats& operator=(const Heartbeats&) = delete;
 
-    const Contact& contact() const { return door_.contact; }
+    const std::string& contact() const { return connector_.contact(); }
 
     // Connects to the peers of this rank, and watches them from then on; once. `contacts` are those of all ranks;
     // `token` is the same on all, and no other job's. `on_death` is called on the watching thread, once for each rank
     // that died. Returns, after at most `seconds`, the peers to which no address led: their deaths are learnt from
     // others, if there are others.
-    std::vector<int> connect(int rank, const std::vector<Contact>& contacts, uint64_t token, double seconds,
+    std::vector<int> connect(std::vector<std::string> contacts, std::string token, double seconds,
                              std::function<void(int rank, Death cause)> on_death);
 
     Death death_of(int rank) const { return static_cast<Death>(deaths_[static_cast<size_t>(rank)].load()); }
@@ -58,40 +58,54 @@ class Heartbeats {
     // twice that time.
     std::vector<int> silent(double seconds);
 
-    // Tells the peers that this process ends in good order. Deaths are then passed on, but no more reported here.
+    // Tells the peers that this process ends in good order, and lets in nobody else. Deaths are then passed on, but no
+    // more reported here.
     void say_goodbye();
 
   private:
-    struct Link;
-    struct Frame;
+    struct Frame {
+        enum Kind : uint32_t {
+            goodbye = 1,  // the sender ends in good order
+            dead,         // `rank` is, of `cause`
+            ask,          // the sender wants an answer
+            answer,       // here it is
+            silent,       // `rank` does not answer
+        };
+        uint32_t kind = 0, cause = 0;
+        int32_t rank = -1;
+    };
+    struct Link {
+        Socket socket;
+        int peer = -1;
+        bool said_goodbye = false;
+        Frame frame;          // the one that arrives
+        size_t received = 0;  // bytes of it
+
+        void send(const Frame& one) const;
+    };
 
     void serve();
-    bool take_guests(const Socket& listener);  // false: there are no descriptors for more
-    void drop_guests(double now);
-    bool advance(Link& link);  // false: it is to be dropped
-    bool shake_hands(Link& link);
-    bool take_frames(Link& link);
-    void establish(Link& link);
+    void establish(Connector::News news);
+    bool advance(Link& link);  // false: it has ended
+    void take_frame(Link& link);
     void mark(int rank, Death cause);
     void note_silence(int rank);
-    void send_all(const Frame& frame);
-    bool is_linked(int peer) const;
+    void send_all(const Frame& frame) const;
 
-    const Door door_;
-    int wake_[2] = {-1, -1};  // a pipe: ends the thread
-    int rank_ = -1, size_ = 0;
-    uint64_t token_ = 0;
+    const int rank_, size_;
+    const std::vector<int> peers_;
+    const Socket wake_;  // an eventfd: ends the thread
     double deadline_ = 0;
-    std::vector<int> peers_;
     std::function<void(int, Death)> on_death_;
 
-    std::mutex mutex_;  // guards the links
-    std::condition_variable linked_;
-    bool leaves_ = false;                             // it has said goodbye
-    std::vector<std::unique_ptr<Link>> links_;        // oldest first
-    std::set<int> answered_;                          // of the peers that silent() has asked
-    std::vector<double> silent_since_;                // by rank: when it was last found silent; 0: never
-    std::unique_ptr<std::atomic<uint8_t>[]> deaths_;  // by rank
+    std::mutex mutex_;  // guards what follows
+    std::condition_variable changed_;
+    Connector connector_;
+    bool leaves_ = false;                                   // it has said goodbye
+    std::vector<Link> links_;                               // those that are up
+    std::set<int> answered_;                                // of the peers that silent() has asked
+    std::vector<double> silent_since_;                      // by rank: when it was last found silent; 0: never
+    const std::unique_ptr<std::atomic<uint8_t>[]> deaths_;  // by rank; read without the lock, as is the next
     std::atomic<bool> any_dead_{false};
     std::thread thread_;
 };
