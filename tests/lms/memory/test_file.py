@@ -281,6 +281,22 @@ def test_a_byte_beside_the_tensor_is_no_corruption(tmp_path: Path) -> None:
     slab.close()
 
 
+def test_what_changes_while_it_is_written_is_no_corruption(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slab = FileSlab(tmp_path, verify=True)
+    memory = page_memory(4 * ALIGNMENT)
+    write = os.pwritev
+
+    def write_later(fd: int, parts: list[memoryview], offset: int) -> int:
+        memory[:] = bytes(byte ^ 1 for byte in memory[:])
+        return write(fd, parts, offset)
+
+    monkeypatch.setattr(os, "pwritev", write_later)
+    place = slab.allocate(3 * ALIGNMENT, 64)
+    slab.write(place, address_of(memory) + 64)
+    assert get(slab, place)
+    slab.close()
+
+
 @pytest.mark.parametrize("kind", ["missing", "a file"])
 def test_a_folder_that_is_none_is_named(tmp_path: Path, kind: str) -> None:
     folder = tmp_path / "there"

@@ -302,6 +302,20 @@ def test_what_lives_longer_than_foreseen_can_leave_and_an_error_then_ends_the_pa
         assert session._swapper.live == 0
 
 
+def test_a_pass_that_first_comes_late_keeps_the_budget(lms: Make) -> None:
+    """Nobody times it, because it begins as a pass does that is known well."""
+    w = leaf()
+    with lms(budget=12 * N) as session:
+        for index in range(40):
+            loss = chain(w)
+            if index > 20 and index % 3 == 0:
+                torch.autograd.grad(loss, w, retain_graph=True)
+            torch.autograd.grad(loss, w)
+            del loss
+        stats = session.stats()
+    assert stats["held_peak"] <= stats["budget"] + 2 * stats["largest"] < stats["saved"]
+
+
 def test_what_stays_is_used_on_another_thread_while_cpp_leads(lms: Make) -> None:
     w, small = leaf(), torch.ones(3, requires_grad=True)
     found: list[Tensor] = []

@@ -145,9 +145,22 @@ class FileSlab:
         """
         if not place.nbytes:
             return
-        if self.verify:
-            place.checksum = zlib.crc32(bytes_at(address, place.nbytes))
-        left, offset = _pages(address, place.nbytes), place.offset
+        pages = _pages(address, place.nbytes)
+        if not self.verify:
+            self._write(place, pages, place.offset)
+            return
+        # Copies are written, because what changes meanwhile must not look like a broken disk.
+        checksum, done = 0, 0
+        for page in pages:
+            for start in range(0, len(page), _PIECE):
+                piece = _copied(page[start : start + _PIECE])
+                begin = place.skew - done
+                checksum = zlib.crc32(piece[max(begin, 0) : max(begin + place.nbytes, 0)], checksum)
+                self._write(place, [piece], place.offset + done)
+                done += len(piece)
+        place.checksum = checksum
+
+    def _write(self, place: Place, left: list[memoryview], offset: int) -> None:
         while left:
             try:
                 written = os.pwritev(self.fileno(), left, offset)

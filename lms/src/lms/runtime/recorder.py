@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import accumulate
+from time import perf_counter
 from typing import Literal
 
 from lms.core.guide import Guide
@@ -54,6 +55,8 @@ class Recorder:
         self.worst = 0  # the largest of `other` so far
         if measure:
             device.reset_peak()
+        self._began = perf_counter()
+        self.seconds = 0.0  # from begin to end, once it has ended
         self._present = present  # bytes of saved storages on the device when the hook before was left
 
     @property
@@ -155,6 +158,7 @@ class Recorder:
     def finish(self) -> None:
         """The pass ends: no record is live."""
         self.broken |= self._inside
+        self.seconds = perf_counter() - self._began
         if self.timed:
             self.marks.append(self.device.mark())
         if self.measure:
@@ -171,9 +175,13 @@ class Recorder:
         return self.labels[self.order[min(self.peak_at, len(self.order) - 1)]][0]
 
     def gaps(self) -> list[float]:
-        """Seconds of computation before each access, and in the tail, once the pass is finished."""
+        """Seconds of computation before each access, and in the tail, once the pass is finished.
+
+        If it was not timed, each gets the same share of the whole time.
+        """
         if not self.timed:
-            return [0.0] * (len(self.order) + 1)
+            count = len(self.order) + 1
+            return [self.seconds / count] * count
         return self.device.elapsed(self.marks)[::2]
 
     def timeline(self) -> Timeline:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
@@ -43,7 +42,6 @@ class Pass:
         self._choose = choose
         self._forward = True  # no record has been used yet
         self._shared: dict[int, LiveRecord] = {}  # by index: saved by the forward, and held by others since
-        self._started = time.perf_counter()
         self._mover = mover
         self._before = replace(mover.counters)
         mover.log = recorder.copies
@@ -168,7 +166,7 @@ class Pass:
             guide if whole else None,
             self._mover.counters.since(self._before),
             self.stepper.held_peak,
-            time.perf_counter() - self._started,
+            self.recorder.seconds,
             guide.plan if guide is not None and whole else None,
         )
         self.stepper.begin(None)
