@@ -3,7 +3,6 @@
 #include <pthread.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <cstdio>
@@ -94,7 +93,7 @@ std::vector<Greeting> Job::assemble(const std::string& options, int64_t origin, 
     mine.process = process_;
     mine.cores = own_cores();
     copy(host_name(), mine.host, "the host's name");
-    // The kernel's names and the host's own: containers may have one name, and simulated hosts one kernel.
+    // Both names are needed. Containers may share a host name. Simulated hosts share a kernel.
     copy(network_space() + host_name(), mine.place, "the host's name");
     copy(options, mine.options, "DDL_OPTIONS");
     std::vector<Greeting> greetings;

@@ -17,7 +17,8 @@ namespace ddl {
 namespace {
 
 constexpr double kSilenceSeconds = 15;  // for which a rank counts as silent that was found so
-constexpr double kGoodbyeSeconds = 1;   // in which a connection comes up that the other end may take for up
+// For which a goodbye waits for connections that the other end may already use.
+constexpr double kGoodbyeSeconds = 1;
 
 }  // namespace
 

@@ -496,6 +496,9 @@ def test_an_item_that_must_stay_is_passed_over_by_the_rule() -> None:
     assert run.go("w0 w1 w2")[-1] == "HAA"
 
 
+# On the way back
+
+
 def test_a_copy_back_that_failed_raises_for_each_that_reads_it_and_is_not_dropped() -> None:
     run = coming(failing=True)
     run.over(0)

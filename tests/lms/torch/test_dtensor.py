@@ -62,6 +62,18 @@ def test_gradients_are_those_of_plain_training_and_every_byte_moves(lms: Make, m
     assert stats["kept_parameters"] > 0, "the weight and its transpose stay"
 
 
+def test_views_of_one_dtensor_are_one_record_that_is_written_once(lms: Make, mesh: DeviceMesh) -> None:
+    w = sharded(mesh, 8, 8).requires_grad_()
+    with lms() as session:
+        for _ in range(2):
+            chain(w)
+        trace = session.trace
+    assert trace is not None
+    kinds = [access.kind for access in trace.accesses]
+    assert "hold" in kinds
+    assert kinds.count("write") == len(trace.tensors)
+
+
 def test_what_the_script_does_not_keep_is_planned_for(lms: Make, mesh: DeviceMesh) -> None:
     w = sharded(mesh, 8, 8).requires_grad_()
     with lms(budget=1 << 40) as session:

@@ -149,7 +149,7 @@ class FileSlab:
         if not self.verify:
             self._write(place, pages, place.offset)
             return
-        # Copies are written, because what changes meanwhile must not look like a broken disk.
+        # Write copies: a change during the write must not look like a broken disk.
         checksum, done = 0, 0
         for page in pages:
             for start in range(0, len(page), _PIECE):

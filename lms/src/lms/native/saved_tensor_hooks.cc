@@ -16,7 +16,7 @@
 // between looking at a fact and changing it. While Python has an access in hand, `wake` is 0. Other threads then come
 // to Python, too, and wait for its lock.
 //
-// The rules are those of lms.torch.swapper, lms.core.turns and lms.core.stepper.
+// The rules are those of lms.torch.swapper, lms.torch.led_passes, lms.core.turns and lms.core.stepper.
 
 #include <ATen/SequenceNumber.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
@@ -54,7 +54,7 @@ at::Tensor detached(const at::Tensor& tensor) {
     return at::Tensor(impl->shallow_copy_and_detach(impl->version_counter(), /*allow_tensor_metadata_change=*/false));
 }
 
-// Whether a change in place of one tensor counts as one of the other, too.
+// Whether a change in place of one tensor counts as one of the other, too: of a view and its base, for example.
 bool same_counter(const at::Tensor& one, const at::Tensor& other) {
     using Version = c10::VariableVersion;
     static_assert(sizeof(Version) == sizeof(void*), "it points to the counter, and has nothing else");
@@ -377,7 +377,7 @@ class Hooks {
         const auto nbytes = static_cast<std::int64_t>(storage->nbytes());
         if (is_new && (index >= led_.sizes.size() || led_.sizes[index] != nbytes)) return unplanned;
         const std::int64_t more = is_new && !led_.pinned[index] ? nbytes : 0;
-        // A record that is saved again may be written again, too: Python looks at that if the record moves.
+        // A second save may be a write. If the record moves, Python finds out.
         const bool expected =
             led_.expects(index, kWrite, more, attended) || (!is_new && led_.expects(index, kHold, more, attended));
         if (!expected) return unplanned;

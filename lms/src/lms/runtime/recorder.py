@@ -56,7 +56,8 @@ class Recorder:
         if measure:
             device.reset_peak()
         self._began = perf_counter()
-        self.seconds = 0.0  # from begin to end, once it has ended
+        self.seconds = 0.0  # length of the pass; 0 until it ends
+        self._own = 0.0  # seconds of it that LMS has worked or waited
         self._present = present  # bytes of saved storages on the device when the hook before was left
 
     @property
@@ -155,10 +156,10 @@ class Recorder:
         """For each access its kind, tensor and bytes: by these a later pass is compared with this one."""
         return [(kind, index, self.nbytes[index]) for kind, index in zip(self.kinds, self.order, strict=True)]
 
-    def finish(self) -> None:
-        """The pass ends: no record is live."""
+    def finish(self, own: float = 0.0) -> None:
+        """The pass ends: no record is live. LMS has worked or waited for `own` seconds of it."""
         self.broken |= self._inside
-        self.seconds = perf_counter() - self._began
+        self.seconds, self._own = perf_counter() - self._began, own
         if self.timed:
             self.marks.append(self.device.mark())
         if self.measure:
@@ -177,11 +178,11 @@ class Recorder:
     def gaps(self) -> list[float]:
         """Seconds of computation before each access, and in the tail, once the pass is finished.
 
-        If it was not timed, each gets the same share of the whole time.
+        If it was not timed, all are the same.
         """
         if not self.timed:
             count = len(self.order) + 1
-            return [self.seconds / count] * count
+            return [max(0.0, self.seconds - self._own) / count] * count
         return self.device.elapsed(self.marks)[::2]
 
     def timeline(self) -> Timeline:
@@ -272,5 +273,4 @@ class Finished:
     guide: Guide | None  # the plan for just this sequence of accesses; None when none is known
     counters: Counters
     held_peak: int
-    seconds: float
     plan: Plan | None = None  # the one that it followed from its begin to its end

@@ -64,5 +64,5 @@ def figures(
     if last is not None:
         stats.last_out, stats.last_in = last.counters.out, last.counters.back
         stats.last_stall_out, stats.last_stall_in = last.counters.stall_out, last.counters.stall_in
-        stats.last_seconds = last.seconds
+        stats.last_seconds = last.recorder.seconds
     return stats

@@ -14,7 +14,7 @@ from lms.torch.storages import Storages
 
 
 class LedPasses:
-    """One pass after the other. Runs under the swapper's lock.
+    """Leads one pass at a time. Runs under the swapper's lock.
 
     An access that Python attends begins with `attend`. `save`, `use` or `use_record` then asks C++ whether it is the
     planned one. If so, `follow` ends it; if not, `take_over` ends the lead.
@@ -33,10 +33,10 @@ class LedPasses:
         self._records = records
         self._storages = storages
         self._open = open_graphs
-        self._run: Pass | None = None  # the one that is led, or was led last
+        self._run: Pass | None = None  # the one that is led
 
     def begin(self, run: Pass) -> bool:
-        """Have C++ lead the pass that begins, if it has a plan and needs no measuring. Whether it does."""
+        """Have C++ lead the pass that begins, if it has a plan and needs no measuring. Returns whether C++ leads."""
         guide, recorder, native = run.guide, run.recorder, self._native
         if guide is None or recorder.measure:
             return False
@@ -83,8 +83,9 @@ class LedPasses:
         return self._native.use_record(record.index)
 
     def follow(self, record: LiveRecord | None, *, read: bool) -> None:
-        """Do what the schedule has for the access that C++ just noted; of a `record` that moves, or of another."""
-        native, stepper = self._native, self._stepper
+        """Do what the schedule has for the access that C++ just noted. `record` is None if it does not move."""
+        native, stepper, run = self._native, self._stepper, self._run
+        assert run is not None
         position = native.position - 1
         stepper.skip_to(position, native.held)
         if not stepper.exceeds:
@@ -93,9 +94,8 @@ class LedPasses:
             return
         # Now all records may have to leave, so Python must know them all.
         native.leave(stepper.own, 0)
-        self.take_over()
-        run = self._run
-        assert run is not None
+        over = self.take_over()
+        assert not over
         run.recorder.reenter()
         stepper.position = position
         stepper.access(run.records[run.recorder.order[position]], read=read)
@@ -109,8 +109,8 @@ class LedPasses:
             self._native.free(record.index, self._stepper.own)
 
     def take_over(self) -> bool:
-        """Have Python go on with the pass, or finish it. Whether the pass is over."""
-        run = self._run
+        """Python takes the pass over from C++. Returns whether the pass is over."""
+        run, self._run = self._run, None
         assert run is not None
         led = Led(*self._native.take())
         self._open.last_use = led.last_use or self._open.last_use

@@ -46,12 +46,12 @@ class LiveRecords:
         return record
 
     def rewritten(self, record: LiveRecord, view: View) -> bool:
-        """Whether bytes of this view, of a record that is saved again, may be others than at the save before.
+        """Whether the bytes of this view may have changed since the record was saved last. A copy is then given up.
 
-        Pieces of one storage may each have a version of its own. If one changes in place after another was saved, and
-        both have the same version, nothing but that tells. A copy of the record is then worth nothing.
+        Pieces of one storage may each have a version counter. One of them may change after another was saved, and reach
+        the same version. All views of a DTensor have one counter, which the record was found by.
         """
-        if any(same_counter(one.alias, view.alias) for one in record.views):
+        if record.root is not None or any(same_counter(one.alias, view.alias) for one in record.views):
             return False
         if record.stored:
             self._stepper.require(record)

@@ -107,8 +107,8 @@ def nbytes_of(tensor: torch.Tensor) -> int:
 def movable(tensor: torch.Tensor, device: torch.device) -> bool:
     """Whether the tensor is plain bytes on `device`.
 
-    Subclasses, sparse, nested, quantised, meta and fake tensors are not, nor lazily conjugated or negated views, nor
-    the zeros of forward-mode differentiation, which have no memory.
+    Subclasses, sparse, nested, quantised, meta and fake tensors are not, nor lazily conjugated or negated views. Zeros
+    of forward-mode differentiation have no memory, so they are not movable either.
     """
     return (
         is_plain(tensor)

@@ -1,6 +1,6 @@
 """Saved-tensor hooks in C++, for saved tensors that need no decision: `lms/native/saved_tensor_hooks.cc`.
 
-`python -m lms.build torch` compiles them. Without them the hooks in Python do all the work, with the same results.
+`python -m lms.build torch` compiles them. Without them the hooks in Python do all the work, with the same bits.
 """
 
 from __future__ import annotations
@@ -128,18 +128,13 @@ def native_hooks(
 
 
 def same_counter(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether a change in place of one tensor counts as one of the other, too.
+    """Whether a change in place of one tensor is known to count as one of the other, too.
 
-    So it is if one is a view of the other. It is not if both are pieces of one storage by `unsafe_chunk`.
+    True for a view and its base. False for two pieces by `unsafe_chunk`, and for all if the hooks are not compiled:
+    Python cannot see the counters.
     """
     module = find()
-    if module is not None:
-        return cast("bool", module.same_counter(one, other))
-    before = other._version
-    torch.autograd.graph.increment_version(one)
-    same = other._version != before
-    torch._C._autograd._unsafe_set_version_counter((one,), (one._version - 1,))
-    return same
+    return module is not None and cast("bool", module.same_counter(one, other))
 
 
 @cache

@@ -64,7 +64,7 @@ class Pass:
         self.stepper.add(record)
 
     def save(self, record: LiveRecord, *, writes: bool) -> None:
-        """The forward saves a view of `record`, and `writes` its bytes or has them still."""
+        """The forward saves a view of `record`. `writes` says whether its bytes are new."""
         self.turns.save(record.index)
         if self.recorder.measure and self._forward:
             self._look_who_keeps(record)
@@ -158,15 +158,15 @@ class Pass:
 
     def finish(self) -> Finished:
         """No record is live."""
-        self.recorder.finish()
+        counters = self._mover.counters.since(self._before)
+        self.recorder.finish(counters.stall_out + counters.stall_in + counters.hook)
         guide = self.guide
         whole = guide is not None and self.recorder.position == len(guide.keys)
         finished = Finished(
             self.recorder,
             guide if whole else None,
-            self._mover.counters.since(self._before),
+            counters,
             self.stepper.held_peak,
-            self.recorder.seconds,
             guide.plan if guide is not None and whole else None,
         )
         self.stepper.begin(None)

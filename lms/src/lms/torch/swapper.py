@@ -62,8 +62,8 @@ class SavedTensorSwapper:
         self._when_idle: Callable[[], None] | None = None  # called when no record is live any more
         self.lock = threading.Lock()
         self._planning = threading.RLock()  # held while a pass is planned; taken before the other one
-        # Dynamo must not compile this, nor the hooks. PyTorch's wrapper is called only by files in which Ctrl-C is held
-        # back: a destructor would swallow it.
+        # Dynamo must not compile this, nor the hooks. Only files that hold Ctrl-C back may call PyTorch's wrapper: a
+        # destructor would swallow it.
         self._tidy = torch.compiler.disable(self._drain_if_free)
         self._pass: Pass | None = None
         self._stream: Stream | None = None  # the one that computed when the pass began
@@ -104,8 +104,8 @@ class SavedTensorSwapper:
     def recorded_as(self, tensor: torch.Tensor) -> int | None:
         """The number of the record that has this tensor's bytes in the pass under way, if there is one."""
         storage = tensor.untyped_storage()
-        record = self._storages.by_key.get((storage._cdata, tensor._version))
-        return record.index if record is not None and record.holds(storage, None) and record.index >= 0 else None
+        record = self._records.find((storage._cdata, tensor._version), storage, None)
+        return record.index if record is not None and record.index >= 0 else None
 
     @property
     def live(self) -> int:
