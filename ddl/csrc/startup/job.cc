@@ -57,7 +57,9 @@ Job& Job::join(double timeout_seconds, const Start* start, const std::string& te
 
 bool Job::is_in_child() { return in_child; }
 
-Job::Job(double timeout_seconds, const Start* start, const std::string& text) : process_(getpid()) {
+Job::Job(double timeout_seconds, const Start* start, const std::string& text)
+    // Both names are needed. Containers may share a host name. Simulated hosts share a kernel.
+    : process_(getpid()), place_(network_space() + host_name()) {
     LaunchOptions options;
     options.timeout_seconds = timeout_seconds;
     options.is_dead = [this](int rank) { return is_dead(rank); };
@@ -93,8 +95,7 @@ std::vector<Greeting> Job::assemble(const std::string& options, int64_t origin, 
     mine.process = process_;
     mine.cores = own_cores();
     copy(host_name(), mine.host, "the host's name");
-    // Both names are needed. Containers may share a host name. Simulated hosts share a kernel.
-    copy(network_space() + host_name(), mine.place, "the host's name");
+    copy(place_, mine.place, "the host's name");
     copy(options, mine.options, "DDL_OPTIONS");
     std::vector<Greeting> greetings;
     try {

@@ -66,6 +66,7 @@ class Job {
     [[noreturn]] void end_process(const std::string& why);
 
     const pid_t process_;
+    const std::string place_;  // equal on ranks that share a host
     std::unique_ptr<Launch> launch_;
     Membership members_;
     bool spoiled_ = false;                    // an assembly failed: its messages may still arrive
