@@ -17,7 +17,7 @@ namespace ddl {
 namespace {
 
 constexpr double kSilenceSeconds = 15;  // for which a rank counts as silent that was found so
-// For which a goodbye waits for connections that the other end may already use.
+// A goodbye waits at most so long for connections that the other end may already use.
 constexpr double kGoodbyeSeconds = 1;
 
 }  // namespace
@@ -78,7 +78,7 @@ std::vector<int> Heartbeats::connect(std::vector<std::string> contacts, std::str
 }
 
 void Heartbeats::serve() {
-    constexpr size_t kOthers = 2;  // that are waited for before the links
+    constexpr size_t kOthers = 2;  // descriptors that come before the links
     for (std::vector<pollfd> waits;;) {
         std::unique_lock lock(mutex_);
         // Only this thread changes `links_` itself, so that they are those that were waited for.
@@ -86,7 +86,7 @@ void Heartbeats::serve() {
             const auto link = links_.begin() + static_cast<std::ptrdiff_t>(i - kOthers);
             if (waits[i].revents != 0 && !advance(*link)) links_.erase(link);
         }
-        // Others are let in still: a peer that believes it is connected must not find the line closed.
+        // Others may still connect: a peer that believes it is connected must not find the line closed.
         if (seconds_now() > deadline_) connector_.give_up();
         connector_.serve(0);
         for (Connector::News news; connector_.next(&news);) {
@@ -198,7 +198,7 @@ void Heartbeats::say_goodbye() {
     leaves_ = true;
     connector_.leave();
     send_all({Frame::goodbye, 0, rank_});
-    // The other end may take a connection for up that is not up here yet: it must hear the goodbye, too.
+    // The other end may already use a connection that is not up here yet: it must hear the goodbye, too.
     changed_.wait_for(lock, std::chrono::duration<double>(kGoodbyeSeconds), [&] {
         return std::none_of(peers_.begin(), peers_.end(), [&](int peer) { return connector_.is_promised(peer); });
     });

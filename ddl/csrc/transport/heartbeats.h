@@ -58,8 +58,8 @@ class Heartbeats {
     // twice that time.
     std::vector<int> silent(double seconds);
 
-    // Tells the peers that this process ends in good order, and lets in nobody else. Later deaths are passed on. They
-    // are not reported here.
+    // Tells the peers that this process ends in good order, and lets in nobody else. Later deaths are passed on,
+    // and not reported here.
     void say_goodbye();
 
   private:

@@ -30,10 +30,10 @@ const std::string kToken = "token";
 
 void ignore(int, Death) {}
 
-// It begins with where the rank is.
+// A contact's first word names the host.
 Contact endpoints_of(const Heartbeats& rank) { return contact_of(rank.contact().substr(rank.contact().find(' ') + 1)); }
 
-// Of a rank of which it is not known where it is. Dead ends come first: a port that nobody listens on, and no address.
+// The contact of a rank whose host is unknown. Two dead ends come first: a port without a listener, and no address.
 std::string contact_at(uint16_t port) {
     return "? " + to_text({{"127.0.0.2", port}, {"nowhere", port}, {kLoopbackAddress, port}}, kMostContact);
 }
@@ -158,7 +158,7 @@ TEST("who says goodbye is not dead") {
     CHECK(ring.ranks[0]->death_of(1) == Death::none);
 }
 
-TEST("who says goodbye says so on a line that only the other end takes for up, too") {
+TEST("a goodbye reaches a peer whose connection is not up here yet") {
     uint16_t port = 0;
     const Socket listener = listen_at(kLoopbackAddress, &port);
     auto first = std::make_unique<Heartbeats>(0, 2);

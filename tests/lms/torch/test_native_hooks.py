@@ -303,7 +303,7 @@ def test_what_lives_longer_than_foreseen_can_leave_and_an_error_then_ends_the_pa
 
 
 def test_a_pass_that_first_comes_late_keeps_the_budget(lms: Make) -> None:
-    """Nobody times it, because it begins as a pass does that is known well."""
+    """It begins like a well-known pass, so nobody times it."""
     w = leaf()
     with lms(budget=12 * N) as session:
         for index in range(40):
