@@ -27,20 +27,22 @@ def test_import_torch_knows_the_backend(command: Callable[..., object]) -> None:
 
 
 @pytest.mark.alone
-def test_the_entry_point_takes_less_than_5_ms_and_loads_no_mpi(command: Callable[..., object]) -> None:
+def test_the_entry_point_takes_a_hundredth_of_import_torch_and_loads_no_mpi(command: Callable[..., object]) -> None:
     code = """
-import sys, time, torch
-before = set(sys.modules)
+import sys, time
 start = time.process_time()
+import torch
+imported = time.process_time()
+before = set(sys.modules)
 from bascule_ddl_torch import register
 register()
-print(1e3 * (time.process_time() - start), "libmpi" in open("/proc/self/maps").read())
+print((time.process_time() - imported) / (imported - start), "libmpi" in open("/proc/self/maps").read())
 print(sorted(name for name in set(sys.modules) - before if not name.startswith(("ddl", "bascule_ddl_torch"))))
 """
     # Without torch's own call of it, which would have done the work already.
     run = [sys.executable, "-c", code]
     found = [command(run, timeout=60, TORCH_DEVICE_BACKEND_AUTOLOAD="0").stdout.splitlines() for _ in range(2)]
-    assert min(float(lines[0].split()[0]) for lines in found) < 5, found
+    assert min(float(lines[0].split()[0]) for lines in found) < 0.01, found
     assert all(lines[0].split()[1] == "False" for lines in found)
     assert found[0][1] == "[]"
 
