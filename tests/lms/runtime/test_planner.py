@@ -13,8 +13,10 @@ from lms.core.guide import Guide
 from lms.core.link import Link
 from lms.core.trace import AccessKind
 from lms.errors import LimitError
+from lms.runtime import guides
 from lms.runtime import planner as planner_module
-from lms.runtime.planner import MOST_GUIDES, MOST_UNSEEN, TIMED_EVERY, PassPlanner
+from lms.runtime.guides import MOST_GUIDES
+from lms.runtime.planner import MOST_UNSEEN, TIMED_EVERY, PassPlanner
 from lms.runtime.recorder import Counters, Finished
 from lms.runtime.state_room import StateRoom
 
@@ -133,7 +135,7 @@ def test_of_plans_that_begin_alike_the_last_used_is_tried_first(make: Planner) -
 
 
 def test_the_plan_that_was_used_longest_ago_is_forgotten_first(make: Planner, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planner_module, "MOST_GUIDES", 3)
+    monkeypatch.setattr(guides, "MOST_GUIDES", 3)
     planner = make(budget=0)
     for size in (10, 20, 30):
         run(planner, [size] * 3)

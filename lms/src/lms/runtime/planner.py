@@ -20,6 +20,7 @@ from lms.core.trace import Trace
 from lms.errors import LimitError
 from lms.memory.device import Device
 from lms.memory.machine import kernel
+from lms.runtime.guides import Guides, SeenSequences
 from lms.runtime.kept_state import KeptState
 from lms.runtime.peaks import Peaks
 from lms.runtime.progress import Progress
@@ -28,14 +29,10 @@ from lms.units import format_size
 from lms.warn import warn_script
 
 TIMED_EVERY = 16  # one pass in 16 is timed, so that reports stay current
-MOST_GUIDES = 64  # plans kept; the one that was used longest ago goes
-MOST_VARIANTS = 3  # plans kept for one sequence of accesses, for different amounts of memory outside it
 MOST_UNSEEN = 8  # sequences in a row that were new: from then on a plan is made for those alone that come again
-_REMEMBERED = 4096  # sequences that were seen
 REFINED_AFTER = (1, 3)  # passes that followed a plan, after which it is made again from better measurements
 _LEAST_PIECE = 1 << 20  # bytes of one copy, if the limit leaves no room for more
 CALIBRATION = 256 * 10**6  # bytes written and read when a link must be known before anything was moved
-_BAND = 8  # reserves of the budget by which the memory outside may shrink before a plan with moves is made again
 _ROOMY = 0.75  # of the limit: while all passes stay under it, new shapes are not measured
 
 
@@ -86,7 +83,7 @@ class PassPlanner:
         self.progress = Progress(device)
         self.peaks = Peaks(device, budget, self.progress)
         self.news: list[Plan] = []  # new plans that were not reported yet
-        self.guides: list[Guide] = []  # most recently used last
+        self.guides = Guides(budget)
         self.current: Guide | None = None  # of the last complete pass
         self.last: Finished | None = None
         self.last_timed: Finished | None = None
@@ -95,8 +92,7 @@ class PassPlanner:
         self._warned = False
         self._far_below_limit = False  # the last pass moved nothing and stayed far below the limit
         self._measure_next = False  # the next passes must be measured
-        self._seen: dict[int, None] = {}  # hashes of whole sequences of accesses, the last seen last
-        self._unseen = 0  # how many in a row were new
+        self._seen = SeenSequences()
         self._curious: set[Key] = set()  # the next pass that begins with one of these must be measured
         self._refused: LimitError | None = None
         self._unsuited: tuple[Guide, int] | None = None  # the guide needs a variant for so many bytes outside
@@ -139,14 +135,12 @@ class PassPlanner:
         It makes no plan, so that it can be asked in the middle of a pass. If the guides for such a pass are for other
         amounts of memory outside, the pass has none, and `begin` plans before the next one.
         """
-        beginning = prefixes(keys)
-        like = next((guide for guide in reversed(self.guides) if guide.began_like(beginning)), None)
-        suited = self._suited(like) if like is not None else None
-        if suited is None:
-            self._unsuited = (like, self._beside) if like is not None else None
+        like = self.guides.beginning(keys)
+        suited = self.guides.suited(like, self._beside) if like is not None else None
+        if suited is not None:
+            self.guides.use(suited)
         else:
-            self.guides.remove(suited)
-            self.guides.append(suited)
+            self._unsuited = (like, self._beside) if like is not None else None
         return suited
 
     def room(self, largest: int) -> int:
@@ -223,13 +217,13 @@ class PassPlanner:
             return
         keys = recorder.keys()
         beginnings = prefixes(keys)
-        if not self._cut_short(beginnings):
-            self._learn(finished, keys, known=self._knows(beginnings[-1]))
+        if not self.guides.continues(beginnings):  # else it was cut short, by an exception or by Ctrl-C
+            self._learn(finished, keys, known=self._seen.note(beginnings[-1]))
 
     def measure_next(self) -> None:
         """Have the next pass measured and planned for, however well it or its like is known."""
         self._measure_next = True
-        self._unseen = 0
+        self._seen.new_in_a_row = 0
 
     def choose_modules(self, candidates: Sequence[Candidate]) -> Choice:
         """Choose among the `candidates`, measured in the last pass, those that are recomputed from the next pass on.
@@ -270,20 +264,6 @@ class PassPlanner:
 
     # Plans
 
-    def _cut_short(self, beginnings: Sequence[int]) -> bool:
-        """Whether the pass did what a known one does, and ended in the middle: an exception, Ctrl-C."""
-        return any(len(guide.keys) >= len(beginnings) and guide.began_like(beginnings) for guide in self.guides)
-
-    def _knows(self, sequence: int) -> bool:
-        """Whether the sequence of accesses with this hash was seen before. It is remembered."""
-        known = sequence in self._seen
-        self._unseen = 0 if known else self._unseen + 1
-        self._seen.pop(sequence, None)
-        self._seen[sequence] = None
-        if len(self._seen) > _REMEMBERED:
-            del self._seen[next(iter(self._seen))]
-        return known
-
     def _learn(self, finished: Finished, keys: Sequence[Key], *, known: bool) -> None:
         """Plan for the pass that ended, if a pass like it is likely to come and gains by a plan."""
         recorder = finished.recorder
@@ -298,7 +278,7 @@ class PassPlanner:
         fits = shown and not finished.counters.out and self.budget.fits(recorder.peak)
         if fits and not (known and self._is_worth_a_guide(keys, recorder)):
             return  # it needs no plan, and the one that is shown is of a larger pass
-        if not known and self._unseen > MOST_UNSEEN and current is not None and not self.progress.early:
+        if not known and self._seen.new_in_a_row > MOST_UNSEEN and current is not None and not self.progress.early:
             return  # most likely it will not come again
         # Without knowing what the rest of the device needs, no plan can keep a limit: measure the next one.
         self._measure_next = self.limit is not None and not recorder.measure
@@ -308,8 +288,8 @@ class PassPlanner:
 
     def _is_worth_a_guide(self, keys: Sequence[Key], recorder: Recorder) -> bool:
         """Whether C++ is to lead passes like this one, in which everything fits. The pass must have been measured."""
-        if len(self.guides) >= MOST_GUIDES // 2 or any(guide.keys[0] == keys[0] for guide in self.guides):
-            return False  # the place is for passes that need it; of two guides that begin alike the wrong one may lead
+        if not self.guides.has_place_for(keys[0]):
+            return False
         if self.limit is not None and not recorder.measure:
             self._curious.add(keys[0])
             return False
@@ -324,30 +304,11 @@ class PassPlanner:
         new.margin, new.proven = self.budget.margin, self.budget.proven
         new.shown = shown
         if shown:
-            self.replans += bool(self.guides)
+            self.replans += len(self.guides) > 0
             self.current = new
             self.news.append(plan)
-        others = [guide for guide in self.guides if not guide.same(new)]
-        variants = [guide for guide in self.guides if guide.same(new)]
-        self.guides = [*others, *variants[1 - MOST_VARIANTS :], new][-MOST_GUIDES:]
+        self.guides.add(new)
         return new
-
-    def _variants(self, found: Guide) -> list[Guide]:
-        """Guides for the same sequence of accesses, the last used first."""
-        return [guide for guide in reversed(self.guides) if guide.same(found)]
-
-    def _suited(self, found: Guide) -> Guide | None:
-        """A guide like `found` for the bytes outside now, if there is one."""
-        if self.limit is None:
-            return found
-        for guide in self._variants(found):
-            grown = self._beside - guide.outside
-            most = max(self.limit, guide.plan.floor + self.budget.reserve)
-            if guide.plan.forecast.resident_peak + grown <= most and (
-                not guide.plan.moves or grown >= -_BAND * self.budget.reserve
-            ):
-                return guide
-        return None
 
     def _plan_for_unsuited(self) -> Guide | None:
         """A new guide for the bytes outside now, if `choose` found none. None if no plan is known to keep the limit."""
@@ -357,7 +318,7 @@ class PassPlanner:
         # Which of the passes this one will be like is not known, so it is planned for the most of them.
         grown = (
             [other + outside - guide.outside for other in guide.trace.others]
-            for guide in self._variants(found) or [found]
+            for guide in self.guides.variants(found) or [found]
         )
         trace = found.trace.with_measured(found.trace.times, [max(column) for column in zip(*grown, strict=True)])
         if floor(trace)[0] > (self.limit or 0) and self.progress.early:
