@@ -6,6 +6,7 @@ import contextlib
 import copy
 import gc
 import io
+import os
 import random
 import resource
 import signal
@@ -306,6 +307,50 @@ def test_an_optimizer_of_another_keeps_what_it_likes_in_its_state() -> None:
     check("optimizer", make=lambda p: Counting(p, 0.01, momentum=0.9), between=counted)
 
 
+def spill_files() -> int:
+    """How many files without a name this process has open."""
+    found = set()
+    for one in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            if "(deleted)" in os.readlink(one):
+                found.add(one.stat().st_ino)
+    return len(found)
+
+
+def test_the_file_is_closed_with_the_last_tensor_in_it() -> None:
+    before = spill_files()
+    model = Net()
+    with Session(model, budget=0, swap="parameters"):
+        model(torch.ones(2, WIDTH))
+        assert spill_files() == before + 1
+    left = model.layers[3].weight.detach()
+    assert spill_files() == before + 1
+    del model
+    gc.collect()
+    assert spill_files() == before + 1
+    assert left.isfinite().all()
+    del left
+    assert spill_files() == before
+
+
+def test_one_model_after_another_takes_the_same_room_in_the_file() -> None:
+    taken = []
+    with Session(budget=0, swap="optimizer,parameters,gradients") as session:
+        for _ in range(3):
+            model = Net()
+            optimizer = OPTIMIZERS["adamw"](model.parameters())
+            for _ in range(2):
+                model(torch.ones(2, WIDTH)).sum().backward()
+                optimizer.step()
+            del model, optimizer
+            gc.collect()
+            taken.append(session.engine.usage()["file"])
+    assert taken[0] == taken[1] == taken[2] > 0
+
+
+plain_save = torch.save  # as a script has it that imported it by name
+
+
 @pytest.mark.parametrize("zipped", [True, False])
 def test_what_is_away_is_saved_to_a_file(tmp_path: Path, zipped: bool) -> None:
     model = nn.Linear(WIDTH, WIDTH)
@@ -315,7 +360,7 @@ def test_what_is_away_is_saved_to_a_file(tmp_path: Path, zipped: bool) -> None:
         for _ in range(2):
             (weight.sum() + model(torch.ones(2, WIDTH)).sum()).backward()
             optimizer.step()
-        torch.save(optimizer.state_dict(), tmp_path / "state.pt", _use_new_zipfile_serialization=zipped)
+        plain_save(optimizer.state_dict(), tmp_path / "state.pt", _use_new_zipfile_serialization=zipped)
     read = torch.load(tmp_path / "state.pt")["state"][0]["momentum_buffer"]
     assert torch.equal(read, optimizer.state[weight]["momentum_buffer"])
 
@@ -408,6 +453,18 @@ def test_a_forked_process_that_uses_what_is_away_ends_with_a_reason() -> None:
     run = subprocess.run([sys.executable, "-c", FORK], capture_output=True, text=True, timeout=120)
     assert run.stdout.split() == ["True", "True"], run.stderr
     assert "a forked process uses memory that its parent has swapped out" in run.stderr
+
+
+def test_what_is_away_comes_back_although_faulthandler_is_enabled_meanwhile() -> None:
+    enabled = "import faulthandler; faulthandler.enable(); print(sum(one.sum() for one in model.parameters()).isfinite())"
+    disabled = enabled.replace("enable()", "disable()")
+    for program in (f"{enabled}\n{disabled}", f"session.close()\n{enabled}"):
+        run = subprocess.run(
+            [sys.executable, "-X", "faulthandler", "-c", FORK.replace("pid = os.fork()", f"{program}\nsys.exit()")],
+            capture_output=True, text=True, timeout=120,
+        )  # fmt: skip
+        assert set(run.stdout.split()) == {"tensor(True)"}, run.stdout
+        assert (run.returncode, run.stderr) == (0, "")
 
 
 def test_a_real_segmentation_fault_ends_the_process() -> None:

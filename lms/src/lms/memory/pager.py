@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import functools
 import mmap
 import os
 import signal
-from collections.abc import Iterable, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from lms.errors import SpillError
@@ -28,12 +30,20 @@ class PagerUsage(NamedTuple):
     failed: int
 
 
+class PagerFile:
+    """A file of blocks. It stays open as long as a block is in it: what is away when a session ends is read later."""
+
+    def __init__(self, library: ctypes.CDLL, number: int) -> None:
+        self.number = number  # its descriptor
+        weakref.finalize(self, library.lms_pager_release, number).atexit = False
+
+
 class Block(NamedTuple):
     """Pieces, and their place in a file, for one tensor after another, such as the gradients of a parameter."""
 
     nbytes: int
     pieces: range
-    file: int  # its descriptor
+    file: PagerFile
     offset: int
     room: int
     transient: bool
@@ -52,16 +62,13 @@ class Pager:
         library.lms_pager_keep.argtypes = (ctypes.c_size_t, ctypes.c_int)
         library.lms_pager_expect.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
         library.lms_pager_usage.argtypes = (ctypes.c_void_p, ctypes.c_int)
-        # What is away when the session ends comes back from this file, so it stays open as long as the process lives.
-        self._file = os.dup(engine.file.fileno())
-        self._used = False
+        self._file = PagerFile(library, os.dup(engine.file.fileno()))
         library.lms_pager_start()
         _stay_first(library)
 
     def block(self, nbytes: int, *, transient: bool = False) -> Block:
         """Room for a block of `nbytes`. If `transient`, its contents are freed soon after their last use of a step."""
         place = self._engine.reserve(-(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE)
-        self._used = True
         count = -(-place.span // PIECE)
         first = self._library.lms_pager_number(count)
         return Block(nbytes, range(first, first + count), self._file, place.offset, place.span, transient)
@@ -69,7 +76,7 @@ class Pager:
     def track(self, block: Block, address: int) -> bool:
         """Let the pages of the tensor at `address` leave. False if the tensor does not own a block of the page pool."""
         _, pieces, file, offset, room, transient = block
-        return bool(self._library.lms_pager_track(pieces.start, address, file, offset, room, int(transient)))
+        return bool(self._library.lms_pager_track(pieces.start, address, file.number, offset, room, int(transient)))
 
     def keep(self, nbytes: int, *, fill: bool = False) -> None:
         """Keep at most so many bytes of all blocks in memory; with `fill` more, while nothing else uses the pool's."""
@@ -107,25 +114,27 @@ class Pager:
     def stop(self) -> None:
         """Nothing leaves any more. What is away comes back when it is touched."""
         self._library.lms_pager_stop()
-        if not self._used:
-            os.close(self._file)
+        del self._file
 
 
 def _stay_first(library: ctypes.CDLL) -> None:
-    """Have handlers of SIGSEGV that `signal.signal` sets stand behind the pager's.
+    """Have handlers of SIGSEGV that Python code sets stand behind the pager's.
 
     Lightning sets all signals back to what they were as its trainer ends. What is away is used after that, too.
     """
-    plain = signal.signal
-    if getattr(plain, "behind_pager", False):
-        return
+    for module, name in ((signal, "signal"), (faulthandler, "enable"), (faulthandler, "disable")):
+        plain = getattr(module, name)
+        if not hasattr(plain, "behind_pager"):
+            setattr(module, name, _behind_pager(plain, library))
 
+
+def _behind_pager(plain: Callable[..., Any], library: ctypes.CDLL) -> Callable[..., Any]:
     @functools.wraps(plain)
-    def behind(signalnum: Any, handler: Any) -> Any:
-        former = plain(signalnum, handler)
-        if signalnum == signal.SIGSEGV:
+    def behind(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return plain(*args, **kwargs)
+        finally:
             library.lms_pager_take_faults()
-        return former
 
     behind.behind_pager = True  # type: ignore[attr-defined]
-    signal.signal = behind
+    return behind

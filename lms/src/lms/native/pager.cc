@@ -178,7 +178,20 @@ bool Pager::forget(char* address) {
         found = addresses_.erase(found);
     }
     changed_.notify_all();
+    const auto last = std::partition(released_.begin(), released_.end(), [this](int file) { return has_blocks(file); });
+    std::for_each(last, released_.end(), close);
+    released_.erase(last, released_.end());
     return whole;
+}
+
+void Pager::release(int file) {
+    const Lock lock(mutex_);
+    has_blocks(file) ? released_.push_back(file) : static_cast<void>(close(file));
+}
+
+bool Pager::has_blocks(int file) const {
+    return std::any_of(pieces_.begin(), pieces_.end(),
+                       [file](const Piece& piece) { return piece.file == file && piece.state != State::kEmpty; });
 }
 
 void Pager::take_faults() {

@@ -56,6 +56,9 @@ class Pager {
     // The block is freed. What is clean becomes writable. True if all its pages are in memory: the pool may reuse them.
     bool forget(char* address);
 
+    // No more blocks will be in this file. It is closed once none is left in it.
+    void release(int file);
+
     // Another handler of SIGSEGV was installed: ours goes before it again.
     void take_faults();
 
@@ -107,6 +110,7 @@ class Pager {
 
     using Lock = std::unique_lock<std::mutex>;
 
+    bool has_blocks(int file) const;
     void read_ahead();
     void write_behind();
     void bring(Lock& lock, Piece& piece, std::uint32_t use);
@@ -128,6 +132,7 @@ class Pager {
     std::condition_variable changed_;
     std::deque<Piece> pieces_;                  // by number
     std::map<char*, std::uint32_t> addresses_;  // of those that are not empty
+    std::vector<int> released_;                 // files with blocks that may still be used
     std::vector<std::thread> threads_;
     bool running_ = false;
     std::size_t keep_ = ~std::size_t{0};

@@ -140,7 +140,7 @@ void lms_pager_expect(const std::uint32_t* pieces, const std::uint32_t* position
     pager().expect(pieces, positions, count);
 }
 void lms_pager_reach(std::uint32_t position) { pager().reach(position); }
-
+void lms_pager_release(int file) { pager().release(file); }
 void lms_pager_take_faults() { pager().take_faults(); }
 
 // Figures in the order of PagerUsage. With `anew` a failed write is told once.

@@ -32,7 +32,6 @@ from lms.torch.saving import let_save_wait
 _places: WeakIdKeyDictionary = WeakIdKeyDictionary()  # parameters: their blocks
 _places_of_gradients: WeakIdKeyDictionary = WeakIdKeyDictionary()  # parameters: the blocks of their gradients
 _places_of_state: WeakIdKeyDictionary = WeakIdKeyDictionary()  # an optimizer's tensors: their blocks
-_left: defaultdict[int, list[Block]] = defaultdict(list)  # by size: blocks of parameters and state that are gone
 _CPU = torch.device("cpu")
 _MOST_USES = 1_000_000  # in a step; one that never ends is not remembered
 
@@ -68,9 +67,9 @@ class Paging:
         self._uses: dict[Use, list[int]] = {}  # their positions in it
         self._taken: list[Use] = []  # of this one
         self._at = 0  # the position in the course behind the last use
+        self._left: defaultdict[tuple[int, bool], list[Block]] | None = defaultdict(list)  # blocks whose owner is gone
         self._before = pager.usage()
         self.nbytes = 0  # all that may leave, with freed gradients and state that is not used again
-        _left.clear()  # the blocks left lie in files of former sessions
 
     def open(self, models: Iterable[torch.nn.Module]) -> None:
         """Begin, with the parameters of `models`. Others follow as their modules are called."""
@@ -91,6 +90,10 @@ class Paging:
         """Nothing leaves any more. What is away comes back as it is used."""
         self.leave()
         self.pager.stop()
+        # Keep no blocks: the file is closed with the last of them.
+        self._left = None
+        for container in (self._course, self._taken, self._uses, self._adopted, self._states):
+            container.clear()
 
     def before_part(self, parameters: Iterable[torch.Tensor], room: int) -> None:
         """An optimizer is about to step over these, with at least `room` bytes for all that may leave."""
@@ -162,7 +165,7 @@ class Paging:
             nbytes = _nbytes(gradient)
             block: Block | None = _places_of_gradients.get(parameter)
             if block is None or block.nbytes != nbytes:
-                block = _places_of_gradients[parameter] = self.pager.block(nbytes, transient=True)
+                block = _places_of_gradients[parameter] = self._block(parameter, nbytes, transient=True)
             self.pager.track(block, gradient.untyped_storage().data_ptr())
         self._use(self._adopted.get(parameter), self._gradient(parameter))
 
@@ -199,11 +202,12 @@ class Paging:
             self._never(parameter)
             self._adopted[parameter] = self._settle(_places, parameter)
 
-    def _block(self, owner: torch.Tensor, nbytes: int, *, fresh: bool = False) -> Block:
+    def _block(self, owner: torch.Tensor, nbytes: int, *, transient: bool = False, fresh: bool = False) -> Block:
         """A block for `owner`: a `fresh` one, or one whose owner is gone."""
-        spare = _left[nbytes]
-        block = spare.pop() if spare and not fresh else self.pager.block(nbytes)
-        weakref.finalize(owner, spare.append, block).atexit = False
+        assert self._left is not None
+        spare = self._left[nbytes, transient]
+        block = spare.pop() if spare and not fresh else self.pager.block(nbytes, transient=transient)
+        weakref.finalize(owner, _leave, weakref.ref(self), block).atexit = False
         return block
 
     def _settle(self, places: WeakIdKeyDictionary, tensor: torch.Tensor) -> Block | None:
@@ -228,6 +232,13 @@ class Paging:
         return movable(tensor, _CPU) and _nbytes(tensor) >= self._min_size
 
 
+def _leave(paging: weakref.ref[Paging], block: Block) -> None:
+    """The owner of the block is gone."""
+    found = paging()
+    if found is not None and found._left is not None:
+        found._left[block.nbytes, block.transient].append(block)
+
+
 def _nbytes(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().nbytes()
 
@@ -236,7 +247,6 @@ def _forget_places() -> None:
     _places.clear()
     _places_of_gradients.clear()
     _places_of_state.clear()
-    _left.clear()
 
 
 os.register_at_fork(after_in_child=_forget_places)  # the parent goes on writing to them

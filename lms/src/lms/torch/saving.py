@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import functools
 import io
 import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
 from typing import Any, BinaryIO
 
 import torch
 
 _AT_ONCE = 1 << 20  # bytes
-_ours: Any = None
 
 
 class _Copies:
@@ -28,20 +29,36 @@ class _Copies:
 
 
 def let_save_wait() -> None:
-    """Have `torch.save` write copies from now on: tensors may be away after a session, too."""
-    global _ours
-    plain: Any = torch.save
-    if plain is _ours:
-        return
+    """Have `torch.save` write copies from now on: tensors may be away after a session, too.
 
-    @functools.wraps(plain)
-    def save(obj: object, f: Any, *args: Any, **kwargs: Any) -> None:
-        if isinstance(f, str | os.PathLike):
-            with open(f, "wb") as file:
-                plain(obj, _Copies(file), *args, **kwargs)
-        elif hasattr(f, "fileno") and not isinstance(f, io.BytesIO):
-            plain(obj, _Copies(f), *args, **kwargs)
-        else:
-            plain(obj, f, *args, **kwargs)
+    It opens its file by one of two functions. A script may have imported `save` itself before.
+    """
+    for name in ("_open_zipfile_writer", "_open_file_like"):
+        plain = getattr(torch.serialization, name)
+        if not hasattr(plain, "writes_copies"):
+            setattr(torch.serialization, name, _writes_copies(plain))
 
-    _ours = torch.save = torch.serialization.save = save
+
+def _writes_copies(plain: Callable[..., Any]) -> Callable[..., Any]:
+    @contextmanager
+    def copying(file: BinaryIO, *mode: str) -> Iterator[Any]:
+        with plain(_Copies(file), *mode) as opened:
+            yield opened
+
+    @contextmanager
+    def opening(path: str, *mode: str) -> Iterator[Any]:
+        with open(path, "wb") as file, copying(file, *mode) as opened:
+            yield opened
+
+    @wraps(plain)
+    def open_file(target: Any, *mode: str) -> Any:
+        if mode == ("rb",):
+            return plain(target, *mode)
+        if isinstance(target, str | os.PathLike):
+            return opening(os.fspath(target), *mode)
+        if hasattr(target, "fileno") and not isinstance(target, io.BytesIO):
+            return copying(target, *mode)
+        return plain(target, *mode)
+
+    open_file.writes_copies = True  # type: ignore[attr-defined]
+    return open_file
