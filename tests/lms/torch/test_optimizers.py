@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch.optim import Optimizer
@@ -39,6 +41,22 @@ def test_of_optimizers_that_are_known_each_step_is_told_and_those_of_the_first_c
     known.leave()
     two.step()
     assert len(told) == 3
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_step_that_calls_its_bases_step_is_told_once(told: list[Optimizer], known: bool) -> None:
+    class Own(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            return super().step(closure)
+
+    plain()  # PyTorch wraps the step of each class whose optimizer is made
+    own = Own([torch.zeros(1)], 0.1)
+    optimizers = Optimizers([own] if known else [])
+    optimizers.listen(told.append)
+    for _ in range(3):
+        own.step()
+    optimizers.leave()
+    assert told == [own] * 3
 
 
 def test_after_an_optimizer_that_is_gone_or_rests_the_next_one_counts() -> None:

@@ -283,6 +283,16 @@ def test_a_model_that_was_not_given_is_known_after_its_first_forward() -> None:
         assert session.stats()["state"] == 13 * WIDTH * WIDTH * 4
 
 
+def test_a_lazy_module_is_known_after_its_first_forward() -> None:
+    model = nn.Sequential(nn.LazyLinear(WIDTH), *(nn.Linear(WIDTH, WIDTH) for _ in range(12)))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with Session(model, optimizer, budget=0, swap="parameters,gradients") as session:
+        for _ in range(2):
+            model(torch.ones(2, WIDTH)).sum().backward()
+            optimizer.step()
+        assert session.stats()["state"] == 2 * 13 * WIDTH * WIDTH * 4
+
+
 def test_what_is_away_comes_back_although_a_script_sets_the_signals_handler_back() -> None:
     former = signal.getsignal(signal.SIGSEGV)
     model = Net()
@@ -456,7 +466,9 @@ def test_a_forked_process_that_uses_what_is_away_ends_with_a_reason() -> None:
 
 
 def test_what_is_away_comes_back_although_faulthandler_is_enabled_meanwhile() -> None:
-    enabled = "import faulthandler; faulthandler.enable(); print(sum(one.sum() for one in model.parameters()).isfinite())"
+    enabled = (
+        "import faulthandler; faulthandler.enable(); print(sum(one.sum() for one in model.parameters()).isfinite())"
+    )
     disabled = enabled.replace("enable()", "disable()")
     for program in (f"{enabled}\n{disabled}", f"session.close()\n{enabled}"):
         run = subprocess.run(

@@ -266,6 +266,33 @@ def test_one_module_for_two_calls_with_keywords_and_several_results_is(recompute
     assert recomputed(Twice, batch(32, 16), budget=20_000)[0] == {"block"}
 
 
+class Alike(nn.Module):
+    """Works as attention does, which takes another path if query and key are one object."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 64)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        wide = torch.tanh(self.layer(x))
+        return wide * 2 if x is y else wide + torch.tanh(self.layer(y)).exp()
+
+
+def test_an_argument_that_is_given_twice_is_one_object_in_the_second_run_too(recomputed: Callable[..., Any]) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList(Alike() for _ in range(4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            for block in self.blocks:
+                x = block(x, x)
+            return x
+
+    chosen, _ = recomputed(Net, batch(32, 64))
+    assert "blocks.1" in chosen
+
+
 def test_nested_modules_are_chosen_only_once(recomputed: Callable[..., Any]) -> None:
     def build() -> nn.Module:
         inner = lambda: nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Dropout(0.5), nn.Sigmoid())  # noqa: E731

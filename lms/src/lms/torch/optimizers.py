@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable
+from types import FrameType
 from typing import Any, cast
 
 import torch
@@ -47,7 +49,8 @@ class Optimizers:
         self._after_step = after_step
 
         def hook(optimizer: Optimizer, _args: object, _kwargs: object) -> None:
-            after_step(optimizer)
+            if not _is_nested(optimizer):
+                after_step(optimizer)
 
         hook = torch.compiler.disable(hook)  # as the session's other hooks
         if self._known:
@@ -90,6 +93,17 @@ class Optimizers:
             self._counting = weakref.ref(optimizer)
         self._others.clear()
         return True
+
+
+def _is_nested(optimizer: Optimizer) -> bool:
+    """Whether the step that ends is part of another: a subclass's `step` may call its base's, and both run hooks."""
+    code: object = getattr(type(optimizer).step, "__code__", None)
+    frame: FrameType | None = sys._getframe()
+    steps = 0
+    while frame is not None:
+        steps += frame.f_code is code and frame.f_locals.get("self") is optimizer
+        frame = frame.f_back
+    return steps > 1
 
 
 def _unwrapped(optimizer: Optimizer) -> Optimizer:

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.nn.parameter import is_lazy
 from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakIdKeyDictionary
 
@@ -189,6 +190,8 @@ class Paging:
     # What may leave
 
     def _adopt(self, parameter: torch.Tensor) -> None:
+        if is_lazy(parameter):
+            return  # its module's next forward finds it
         if self._gradients and parameter.requires_grad and parameter.is_leaf and parameter not in self._watched:
             self._watched[parameter] = None
             hook = torch.compiler.disable(self._after_accumulation)
