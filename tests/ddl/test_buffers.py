@@ -38,6 +38,7 @@ def test_any_shape_is_taken(shape: tuple[int, ...]) -> None:
         (torch.zeros(4, 4).T[:2], "not contiguous"),
         (np.zeros(20, np.uint8)[1:17].view(np.float32), r"shape \(4,\), float32\) is not aligned.*array\.copy\(\)"),
         (np.zeros(3, ">f4"), "float32 in foreign byte order"),
+        (np.ma.array(np.zeros(3), mask=[0, 1, 0]), r"MaskedArray, whose mask would be ignored: pass array\.filled"),
         (np.zeros(3, bool), "elements of type bool"),
         (torch.zeros(3, dtype=torch.complex64), "elements of type complex64"),
         (torch.zeros(3, requires_grad=True), "does not lend its memory.*grad"),

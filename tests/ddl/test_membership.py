@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -132,6 +134,20 @@ def test_init_gives_the_store_to_the_library_and_keeps_it(fake: FakeLibrary) -> 
     assert store["ddl/0"] == b"here"
     assert fake.options == b"-mode r:2"
     assert len(job._memberships) == 1  # others may read rank 0's store later
+
+
+def test_a_later_start_lets_the_former_store_go(fake: FakeLibrary) -> None:
+    first = Dictionary({"ddl/1": b"there"})
+    gone = weakref.ref(first)
+    ddl.init(store=first, rank=0, size=2)
+    del first
+    with pytest.raises(ddl.TransportError):  # libddl may have either now
+        ddl.init(store=Dictionary(), rank=0, size=2)
+    assert gone() is not None
+    ddl.init(store=Dictionary({"ddl/1": b"there"}), rank=0, size=2)
+    gc.collect()
+    assert gone() is None
+    assert len(job._memberships) == 1
 
 
 def test_what_the_store_raises_init_raises(fake: FakeLibrary) -> None:

@@ -37,6 +37,11 @@ class Buffer:
 
 def buffer_of(array: SupportsDLPack, *, writable: bool) -> Buffer:
     """The memory of a NumPy array or of a DLPack tensor on a CPU; no copy. Raises ArgumentError: it cannot be used."""
+    if isinstance(array, np.ma.MaskedArray):
+        raise ArgumentError(
+            "array is a numpy.ma.MaskedArray, whose mask would be ignored: pass array.filled(VALUE), or array.data for "
+            "the elements under the mask, too"
+        )
     if isinstance(array, np.ndarray):
         contiguous, aligned = array.flags.c_contiguous, array.flags.aligned
         dtype = _name_of(array.dtype)

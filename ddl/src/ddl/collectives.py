@@ -15,7 +15,7 @@ from typing import Literal
 
 from ddl import library
 from ddl.buffers import ArrayT, Buffer, buffer_of, empty_like
-from ddl.communicator import Communicator, handle_of
+from ddl.communicator import Communicator, handle_of, number_of
 from ddl.errors import ArgumentError
 from ddl.request import Call, Request
 
@@ -96,7 +96,8 @@ def _allreduce(array: ArrayT, op: Op, comm: Communicator | None) -> Call[ArrayT]
 
 def _broadcast(array: ArrayT, root: int, comm: Communicator | None) -> Call[ArrayT]:
     buffer = buffer_of(array, writable=True)
-    return Call("broadcast", (buffer.address, buffer.count, buffer.type, root, handle_of(comm)), buffer, array)
+    arguments = (buffer.address, buffer.count, buffer.type, number_of(root, "root"), handle_of(comm))
+    return Call("broadcast", arguments, buffer, array)
 
 
 def _allgather(array: ArrayT, comm: Communicator | None) -> Call[ArrayT]:
@@ -141,6 +142,7 @@ def _rows_of(array: ArrayT, comm: Communicator | None) -> Buffer:
 
 
 def _size_of(comm: Communicator | None) -> int:
+    handle_of(comm)  # raises before `size` is asked of what is no communicator
     return library.number("ddl_size", None) if comm is None else comm.size
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from ctypes import byref, c_int, c_void_p
 from operator import index
 from types import TracebackType
+from typing import SupportsIndex
 
 from ddl import library
 from ddl.errors import ArgumentError, StateError
@@ -76,12 +77,9 @@ def split(color: int | None, key: int = 0, *, comm: Communicator | None = None) 
     ArgumentError wherever it is used (it is not None, which would be all ranks). Raises ArgumentError, StateError,
     UnsupportedError (some thousand communicators exist already), and what collectives raise.
     """
-    numbers = {"color": -1 if color is None else index(color), "key": index(key)}
-    for name, value in numbers.items():
-        if not -(2**31) <= value < 2**31:
-            raise ArgumentError(f"{name} is {value}, but must be a number of 32 bits")
+    color_number = -1 if color is None else number_of(color, "color")
     made = c_void_p()
-    library.call("ddl_comm_split", handle_of(comm), *numbers.values(), byref(made))
+    library.call("ddl_comm_split", handle_of(comm), color_number, number_of(key, "key"), byref(made))
     return Communicator(made.value)
 
 
@@ -92,11 +90,27 @@ def create_group(ranks: Sequence[int], tag: int = 0) -> Communicator:
     rank that there is not, or this one is not among them), UnsupportedError (some thousand communicators exist
     already), and what collectives raise.
     """
+    numbers = [number_of(rank, "a rank") for rank in ranks]
     made = c_void_p()
-    library.call("ddl_comm_create_group", (c_int * len(ranks))(*ranks), len(ranks), tag, byref(made))
+    library.call("ddl_comm_create_group", (c_int * len(numbers))(*numbers), len(numbers), tag, byref(made))
     return Communicator(made.value)
 
 
 def handle_of(comm: Communicator | None) -> int | None:
-    """A communicator as the library takes it."""
-    return None if comm is None else comm.handle
+    """A communicator as the library takes it. Raises ArgumentError: it is none."""
+    if comm is None:
+        return None
+    if not isinstance(comm, Communicator):
+        raise ArgumentError(f"comm is {comm!r}: expected a communicator of ddl.split or ddl.create_group, or None")
+    return comm.handle
+
+
+def number_of(value: SupportsIndex, name: str) -> int:
+    """The argument `name` as a C int. Raises ArgumentError: it is none."""
+    try:
+        number = index(value)
+    except TypeError:
+        raise ArgumentError(f"{name} is {value!r}, but must be a whole number") from None
+    if not -(2**31) <= number < 2**31:
+        raise ArgumentError(f"{name} is {number}, but must be a number of 32 bits")
+    return number

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 _registered = False
 _places: tuple[int, ...] = ()  # of each rank, a number that it keeps over epochs
 _next_place = 0  # that no rank has had
-_memberships: list[Membership] = []  # libddl calls them in later starts, too, and other ranks may read rank 0's store
+# libddl may call the last one, in `waiting` and in a later start, and other ranks may read rank 0's store. After a
+# start that failed, it is the one before, or that one.
+_memberships: list[Membership] = []
 
 
 def init(
@@ -83,6 +85,7 @@ def _call_with(function: str, its: Membership, options: bytes | None) -> None:
         if its.error is not None:
             raise its.error from error
         raise
+    del _memberships[: _memberships.index(its)]  # with their stores' connections
 
 
 def _begin() -> None:

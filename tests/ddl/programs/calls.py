@@ -27,6 +27,10 @@ def arguments() -> None:
     ones = np.ones((4, 4), np.float32)
     raises(ddl.ArgumentError, "op is 'mean'", "average", call=lambda: ddl.allreduce(ones, "mean"))
     raises(ValueError, "root 99 is no rank", call=lambda: ddl.broadcast(ones, 99))
+    for root in (2**32, 1.0, "0"):
+        raises(ddl.ArgumentError, f"root is {root!r}, but must be a", call=lambda root=root: ddl.broadcast(ones, root))
+    raises(ddl.ArgumentError, "comm is 3: expected a communicator", call=lambda: ddl.allgather(ones, comm=3))
+    raises(ddl.ArgumentError, "a rank is 4294967296", call=lambda: ddl.create_group([2**32]))
     raises(ValueError, "not contiguous", call=lambda: ddl.allreduce(ones[:, ::2]))
     raises(ValueError, "float32", "complex64", call=lambda: ddl.allreduce(ones.astype("complex64")))
     raises(ValueError, "a row for each rank", call=lambda: ddl.reduce_scatter(np.ones((ddl.size() + 1, 2))))
@@ -75,6 +79,7 @@ def communicators() -> None:
         assert ddl.allreduce(np.ones(5, np.int32), comm=part).tolist() == [len(members)] * 5
     raises(ddl.StateError, "freed", call=lambda: ddl.barrier(comm=part))
     raises(ValueError, "color is 2147483648", call=lambda: ddl.split(2**31))
+    raises(ValueError, "color is 0.5, but must be a whole number", call=lambda: ddl.split(0.5))
     with ddl.split(0 if rank == 0 else None) as alone:
         assert bool(alone) == (rank == 0)
         assert (alone.rank, alone.size) == ((0, 1) if rank == 0 else (-1, 0))

@@ -6,7 +6,9 @@ With "numpy_function" as its argument it works without DDL's own operations.
 from __future__ import annotations
 
 import sys
+import threading
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -162,6 +164,83 @@ def graphs() -> None:
             assert session.run(variable).tolist() == [SIZE - (SIZE + 1) / 2]
 
 
+def at_once() -> None:
+    """Steps and calls of functions that run at the same time, in another order on each rank, find their own."""
+
+    def stepping(gradient, function):
+        variable = tf.Variable([0.0])
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), op=hvd.Sum)
+        optimizer.build([variable])
+
+        @function
+        def step(factor):
+            optimizer.apply([factor * -gradient], [variable])
+
+        return variable, step
+
+    def by_tape(gradient):
+        variable = tf.Variable([0.0])
+
+        @tf.function
+        def step(factor):
+            with tf.GradientTape() as tape:
+                loss = variable * gradient * factor
+            tape = hvd.DistributedGradientTape(tape, op=hvd.Sum)
+            variable.assign_add(tape.gradient(loss, variable))
+
+        return variable, step
+
+    def calling(gradient, function):
+        variable = tf.Variable([0.0])
+
+        def step(factor):
+            variable.assign_add(hvd.allreduce(factor * gradient, op=hvd.Sum))
+
+        step.__name__ = f"step_by_{gradient:.0f}"
+        return variable, function(step)
+
+    def eagerly(function):
+        return function
+
+    kinds = (
+        [stepping(1.0, tf.function), stepping(100.0, tf.function)],
+        [stepping(1.0, eagerly), stepping(100.0, eagerly)],
+        [by_tape(1.0), by_tape(100.0)],
+        [calling(1.0, tf.function), calling(100.0, tf.function)],
+    )
+    for pair in kinds:
+        for _, step in pair:
+            step(tf.ones([1]))
+        for turn in range(10):
+            threads = [threading.Thread(target=step, args=(tf.ones([1]),)) for _, step in pair]
+            for thread in threads if (RANK + turn) % 2 else reversed(threads):
+                thread.start()
+            for thread in threads:
+                thread.join()
+        assert [float(its[0]) for its, _ in pair] == [11.0 * SIZE, 1100.0 * SIZE], pair
+
+
+def retraced() -> None:
+    """A rank that traces a function more often than the others has the same names."""
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), op=hvd.Sum)
+    variable = tf.Variable([0.0])
+    optimizer.build([variable])
+
+    @tf.function
+    def step(rows):
+        gradient = tf.zeros([1])
+        for _ in tf.range(2):
+            if tf.reduce_sum(rows) > 0:
+                gradient += hvd.allreduce(tf.ones([1]), op=hvd.Sum)
+            else:
+                gradient += hvd.allreduce(tf.zeros([1]), op=hvd.Sum)
+        optimizer.apply([-gradient], [variable])
+
+    for turn in range(3):
+        step(tf.ones([1 + turn * RANK]) if RANK or turn else tf.zeros([1]))
+    assert variable.numpy().tolist() == [2.0 * SIZE * (3 * SIZE - 1)]
+
+
 def memory() -> None:
     """What nobody else reads is reduced in place, and what others read is left alone."""
 
@@ -221,6 +300,8 @@ def errors() -> None:
 
     with pytest.raises(tf.errors.OpError, match="root 0"):
         traced(tf.ones([1]))
+    with pytest.raises(ddl.UnsupportedError, match=r"broadcast of a tensor of strings: .* broadcast_object"):
+        hvd.broadcast(tf.constant(["a"]), 0)
     assert hvd.allreduce(tf.ones([1]), op=hvd.Sum).numpy().tolist() == [SIZE]
 
 
@@ -246,7 +327,7 @@ def sets() -> None:
     assert hvd.join() == SIZE - 1
 
 
-for part in (reductions, movements, gradients, graphs, memory, sparse, tapes, errors, sets):
+for part in (reductions, movements, gradients, graphs, at_once, retraced, memory, sparse, tapes, errors, sets):
     part()
 hvd.shutdown()
 print(f"rank {RANK}: all right")

@@ -192,6 +192,20 @@ def steps() -> None:
     np.testing.assert_allclose(losses, [float(plain(x, y)) for x, y in batches(IMAGES)], 1e-5)
 
 
+def metrics() -> None:
+    """A metric is averaged over ranks, also one that has a value for each class."""
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(2, activation="softmax")])
+    optimizer = ddl.DistributedOptimizer(keras.optimizers.SGD(0.0))
+    model.compile(optimizer, "categorical_crossentropy", metrics=["accuracy", keras.metrics.F1Score()])
+    classes = np.eye(2)[(np.arange(8) < 4 + RANK).astype(int)]
+    logs = model.evaluate(np.zeros((8, 1)), classes, return_dict=True, verbose=0)
+    every = ddl.allgather_object(logs)
+    ddl.MetricAverageCallback().on_epoch_end(0, logs)
+    assert logs["f1_score"].shape == (2,)
+    for name, value in logs.items():
+        np.testing.assert_allclose(value, np.mean([its[name] for its in every], axis=0), 1e-6)
+
+
 def rates() -> None:
     """The learning rate rises batch by batch; velocities change with it."""
     keras.utils.set_random_seed(4)
@@ -221,7 +235,7 @@ def shards() -> None:
     assert [int(its) for its in data] == ddl.shard(rows).tolist()
 
 
-for part in (fits, saved, unbuilt, accumulates, half, steps, rates, shards):
+for part in (fits, saved, unbuilt, accumulates, half, steps, metrics, rates, shards):
     part()
 ddl.shutdown()
 print(f"rank {RANK}: all right")

@@ -282,6 +282,15 @@ def exchanges() -> None:
         dist.all_to_all_single(mine, data)
         dist.all_gather(every, data)
         same(mine, torch.cat([its[3 * RANK : 3 * RANK + 3] for its in every]), f"all_to_all_single {dtype}")
+    with torch.inference_mode():
+        made_for_inference = torch.zeros(SIZE)
+    dist.all_to_all_single(made_for_inference, torch.full((SIZE,), float(RANK)))
+    same(
+        made_for_inference, torch.arange(float(SIZE)), "all_to_all_single into an inference tensor outside of its mode"
+    )
+    normal = torch.zeros(SIZE)
+    dist.all_to_all_single(normal, torch.zeros(SIZE))
+    assert normal._version > 0, "autograd does not see that a tensor has changed"
     for factor in (1, 20000):
         splits = [
             (rank + RANK) % 3 * factor for rank in range(SIZE)

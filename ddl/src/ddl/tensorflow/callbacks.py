@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import keras
+import numpy as np
 
 from ddl.errors import MismatchError, UnsupportedError
 from ddl.tensorflow.objects import allgather_object, broadcast_variables
@@ -70,7 +71,7 @@ class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc]
         """Replace the metrics by their averages. Raises MismatchError if ranks have different ones."""
         if logs is None:
             return
-        mine = {name: float(value) for name, value in sorted(logs.items())}
+        mine = {name: np.asarray(value, np.float64) for name, value in sorted(logs.items())}
         every = allgather_object(mine)
         for number, its in enumerate(every):
             if its.keys() != every[0].keys():
@@ -78,7 +79,9 @@ class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc]
                     f"epoch {epoch + 1}: rank 0 has the metrics {', '.join(every[0])}, but rank {number} has "
                     f"{', '.join(its)}: compile the same model on every rank, and give all or none validation data"
                 )
-        logs.update({name: sum(its[name] for its in every) / len(every) for name in mine})
+        for name, value in mine.items():
+            mean = np.mean([its[name] for its in every], axis=0)
+            logs[name] = mean if value.ndim else float(mean)
 
 
 class DDLCallback(MetricAverageCallback):

@@ -1,14 +1,17 @@
 """Collectives of tensors, by Horovod's names and arguments. They work eagerly, in a tf.function, and in a graph.
 
 Every rank of `process_set` makes the same calls. Those with a `name` are matched by it, in whatever order they are
-made. Without one, calls of a graph are matched by their numbers in it, and eager calls by their order. An error is one
-of TensorFlow's: FailedPreconditionError if the ranks' types, shapes, reductions or roots differ, DeadlineExceededError
-if a rank does not make the call within DDL_TIMEOUT seconds, UnavailableError if one has died or left. The messages name
-the ranks. `device_dense` and `device_sparse` are ignored, and `ignore_name_scope` too: no name has a scope.
+made. Without one, calls of a tf.function are matched by its name and their numbers in it, and eager calls by their
+order: calls that may run at the same time, of two functions of one name or from two threads, need names of their own.
+An error is one of TensorFlow's: FailedPreconditionError if the ranks' types, shapes, reductions or roots differ,
+DeadlineExceededError if a rank does not make the call within DDL_TIMEOUT seconds, UnavailableError if one has died or
+left. The messages name the ranks. `device_dense` and `device_sparse` are ignored, and `ignore_name_scope` too: no name
+has a scope.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
@@ -296,20 +299,44 @@ def call(
     shapes: Sequence[tf.TensorShape],
     types: Sequence[tf.DType] | None = None,
 ) -> list[tf.Tensor]:
-    """Make a call; its results have `shapes`, and the inputs' types if not others are given."""
+    """Make a call; its results have `shapes`, and the inputs' types if not others are given.
+
+    Raises UnsupportedError for strings.
+    """
+    if any(its.dtype == tf.string for its in tensors):
+        raise UnsupportedError(
+            f"{what.kind} of a tensor of strings: tensors of numbers alone can be sent; broadcast_object and "
+            "allgather_object send its `numpy()`"
+        )
     types = [its.dtype for its in tensors] if types is None else types
     return operations.finish(operations.start(tensors, what, len(types)), types, shapes)
 
 
 def key_of(name: str | None, what: str) -> str | None:
-    """The name that matches a call: `name`, or in a graph the call's number in it; None if the call is eager."""
+    """The name that matches a call: `name`, or in a graph the call's number and the graph's name; None if eager."""
     if name is not None or tf.executing_eagerly():
         return name
     graph = tf.compat.v1.get_default_graph()
     if not hasattr(graph, "_ddl_calls"):
         graph._ddl_calls = Counter()
     graph._ddl_calls[what] += 1
-    return f"{what} {graph._ddl_calls[what]} of the graph"
+    return f"{what} {graph._ddl_calls[what]} of {_name_of(graph)}"
+
+
+def _name_of(graph: Any) -> str:
+    """The graph's name without the numbers that TensorFlow counts in each process: its function's, and in it a loop's.
+
+    The branches of an `if` have one name: ranks may go different ways and make the same calls.
+    """
+    name = getattr(graph, "name", None)
+    if name is None:
+        return "the graph"
+    if (backward := re.fullmatch(r"__backward_(.*)_\d+", name)) is not None:
+        return f"the gradient of {backward[1]}"
+    if type(graph).__name__ == "FuncGraph":
+        return str(name)
+    part = re.sub(r"(_true|_false|_branch\d+)?_\d+(?=_grad_|$)", "", name)
+    return f"{_name_of(graph.outer_graph)}, {part}"
 
 
 def scale(tensor: tf.Tensor, factor: float, what: str) -> tf.Tensor:

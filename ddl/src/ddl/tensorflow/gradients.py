@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from ddl.frontends.core.buckets import even_groups, limit_of, plan
@@ -26,6 +27,7 @@ class Method:
 
     With `predivide` f an average is f / size times the sum of gradients over f. `groups`: into how many buckets they
     are divided, or lists of variables that have one each; 0: by HOROVOD_FUSION_THRESHOLD bytes (default 25 MiB).
+    `owner`: whose gradients they are, in the same words on all ranks; None: that of the variables, by their first use.
 
     Raises ValueError for arguments that do not fit together, and what `ops.check` raises.
     """
@@ -36,6 +38,7 @@ class Method:
     sparse_as_dense: bool = False
     groups: int | Sequence[Sequence[Any]] = 0
     process_set: ProcessSet = global_process_set
+    owner: str | None = None
 
     def __post_init__(self) -> None:
         check(self.op)
@@ -58,15 +61,23 @@ class Method:
                 reduced[number] = tf.convert_to_tensor(reduced[number])
         sparse = [number for number in there if isinstance(reduced[number], tf.IndexedSlices)]
         dense = [number for number in there if number not in sparse]
+        owner = self.owner or _owner_of(variables, self.process_set)
+        buckets = self._buckets([reduced[number] for number in dense], [variables[number] for number in dense])
         ends = [
-            _start([reduced[dense[its]] for its in bucket], [dense[its] for its in bucket], self)
-            for bucket in self._buckets([reduced[number] for number in dense], [variables[number] for number in dense])
+            _start(
+                [reduced[dense[its]] for its in bucket],
+                [dense[its] for its in bucket],
+                self,
+                _name_of(owner, "bucket", number),
+            )
+            for number, bucket in enumerate(buckets, 1)
         ]
         for end in ends:
             for number, gradient in end():
                 reduced[number] = gradient
         for number in sparse:
-            reduced[number] = collectives.gathered_slices(reduced[number], self.how)
+            name = _name_of(owner, "slices", number)
+            reduced[number] = collectives.gathered_slices(reduced[number], self.how, name)
         return reduced
 
     @property
@@ -84,8 +95,29 @@ class Method:
         return plan(nbytes, [its.dtype for its in gradients], limit_of(os.environ), groups)
 
 
+def _owner_of(variables: Sequence[Any], process_set: ProcessSet) -> str | None:
+    """Whose gradients these are: of variables that are used together, by the first of them; None if all are tensors."""
+    first = next((its for its in variables if isinstance(its, tf.Variable | keras.Variable)), None)
+    if first is None:
+        return None
+    if not hasattr(first, "_ddl_numbers"):
+        first._ddl_numbers = {}
+    numbers: dict[int | None, int] = first._ddl_numbers
+    if process_set.process_set_id not in numbers:
+        numbers[process_set.process_set_id] = process_set.count_optimizer()
+    return f"variables {numbers[process_set.process_set_id]}"
+
+
+def _name_of(owner: str | None, what: str, number: int) -> str | None:
+    """The name of a call. In a graph it has the call's number there, as an owner may step more than once in it."""
+    whole = "gradients" if owner is None else f"gradients of {owner}"
+    if tf.executing_eagerly():
+        return None if owner is None else f"{whole}, {what} {number}"
+    return key_of(None, f"{whole}, {what}")
+
+
 def _start(
-    gradients: Sequence[tf.Tensor], numbers: Sequence[int], method: Method
+    gradients: Sequence[tf.Tensor], numbers: Sequence[int], method: Method, name: str | None
 ) -> Callable[[], list[tuple[int, tf.Tensor]]]:
     """Start to reduce a bucket; returns what waits for it and gives each gradient by its number."""
     how = method.how
@@ -94,7 +126,7 @@ def _start(
     small, context = method.compression.compress(scale(whole, how.prescale, "gradient_predivide_factor"))
     number = method.process_set.process_set_id
     assert number is not None
-    what = Called("allreduce", key_of(None, "gradients, bucket"), how.terms(), 0, number)
+    what = Called("allreduce", name, how.terms(), 0, number)
     call = operations.start([small], what, 1)
 
     def end() -> list[tuple[int, tf.Tensor]]:

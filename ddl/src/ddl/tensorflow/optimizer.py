@@ -45,7 +45,11 @@ def DistributedOptimizer(
     over f. IndexedSlices are gathered, or reduced as dense tensors with `sparse_as_dense`. Every rank passes the same
     arguments; one that is not in `process_set` steps by its own gradients. A model that is saved with this optimizer is
     loaded with the plain one. Under the dtype policy mixed_float16 the result also scales the loss, as `compile` would:
-    whether gradients are finite is then the same on all ranks. `name`, `use_locking` and the devices are ignored.
+    whether gradients are finite is then the same on all ranks. `use_locking` and the devices are ignored.
+
+    Gradients are matched with those of the other ranks' optimizer of this `name`, or without one by the number of the
+    optimizer: every rank makes them in the same order, or names them. Those that step at the same time need different
+    names, or none.
 
     Raises ValueError: an argument is wrong. UnsupportedError: Keras does not run on TensorFlow.
     """
@@ -54,7 +58,8 @@ def DistributedOptimizer(
     if isinstance(optimizer, Distributed | DistributedV1):
         raise ValueError("the optimizer is one of DistributedOptimizer already: its gradients would be reduced twice")
     arguments = (compression, sparse_as_dense, num_groups if groups is None else groups, process_set)
-    method = Method(op, gradient_predivide_factor, *arguments)
+    owner = f"optimizer {process_set.count_optimizer() if name is None else repr(name)}"
+    method = Method(op, gradient_predivide_factor, *arguments, owner)
     members: dict[str, Any] = {"_method": method, "_local": Local(scale_local_gradients)}
     if isinstance(optimizer, tf.compat.v1.train.Optimizer):
         if backward_passes_per_step > 1:
@@ -116,7 +121,7 @@ class Distributed:
         if not self._checked:
             self._checked = True
             moving = [its for its, gradient in zip(variables, gradients, strict=True) if gradient is not None]
-            check_same(moving, self._method.process_set)
+            check_same(moving, self._method.process_set, f"variables of {self._method.owner}")
         if self._passes == 1:
             base(self._local.reduce(gradients, variables, self._method), variables)
             return
@@ -196,7 +201,7 @@ class DistributedV1:
         self._local.add(variable)
 
 
-def check_same(variables: Sequence[Any], process_set: ProcessSet) -> None:
+def check_same(variables: Sequence[Any], process_set: ProcessSet, name: str | None = None) -> None:
     """Compare the variables of all ranks. Raises MismatchError, on every rank, that names two which differ."""
     if not process_set.included():
         return
@@ -205,10 +210,10 @@ def check_same(variables: Sequence[Any], process_set: ProcessSet) -> None:
         for its in variables
     ]
     content = repr([its[1:] for its in mine])  # names may differ: Keras numbers its layers
-    digests = allgather_object(hashlib.sha256(content.encode()).digest(), process_set=process_set)
+    digests = allgather_object(hashlib.sha256(content.encode()).digest(), name=name, process_set=process_set)
     if len(set(digests)) == 1:
         return
-    every = allgather_object(mine, process_set=process_set)
+    every = allgather_object(mine, name=name, process_set=process_set)
     other = next(rank for rank, digest in enumerate(digests) if digest != digests[0])
     raise MismatchError(difference(every[0], every[other], process_set.ranks[0], process_set.ranks[other]))
 
@@ -231,5 +236,5 @@ def difference(one: Sequence[Described], other: Sequence[Described], rank: int, 
 
     return (
         f"rank {rank} and rank {its} train different models: {named(one, rank)}, but {named(other, its)}: build the "
-        "same model on every rank"
+        "same model on every rank, and give each variable a gradient on all ranks or on none (None leaves it out)"
     )

@@ -11,7 +11,7 @@ from ddl import membership
 from ddl.communicator import Communicator, create_group
 from ddl.errors import ArgumentError, StateError
 from ddl.job import places
-from ddl.torch import job, shrinking
+from ddl.torch import job, joining, shrinking
 from ddl.torch.process_group import ProcessGroup
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ def create(options: object) -> ProcessGroup:
     """A process group. Collective over its ranks. Raises LaunchError and other DDLErrors."""
     asked: Options = options  # type: ignore[assignment]
     shrinking.install()
+    joining.install()
     ranks = list(asked.global_ranks_in_group)
     if not ranks:
         job.enter(cast(membership.Store, asked.store), asked.group_rank, asked.group_size)

@@ -63,7 +63,7 @@ def alltoall(outputs: Sequence[Tensor], inputs: Sequence[Tensor], comm: Communic
             f"alltoall: rank {comm.rank} sends itself {own.numel()} elements, but expects {its.numel()}: give both the "
             "same size"
         )
-    its.copy_(own.view(its.shape))
+    its.detach().copy_(own.view(its.shape))  # detached, it may be a part of an inference tensor, too
     # Every rank begins with its next neighbour, so that not all of them send to the same one.
     order = [(comm.rank + distance) % comm.size for distance in range(1, comm.size)]
     requests = [receive(outputs[rank], rank, ALLTOALL, comm) for rank in reversed(order)]

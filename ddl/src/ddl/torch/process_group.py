@@ -11,7 +11,6 @@ Collectives start at once and run in libddl's own thread; which calls of libddl 
 from __future__ import annotations
 
 import os
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from ctypes import c_int
@@ -60,8 +59,6 @@ class ProcessGroup(dist.ProcessGroup):
         self._description = "undefined"
         self._sequence = 0
         self._coalescing: list[Work] | None = None
-        # DDP's join counts its ranks, and gives the work to C++ code, which does not keep the Python object alive.
-        self._counts: deque[Work] = deque(maxlen=8)
         self._ended = False
         self._in_order = Reaper(f"ddl-group-{name}", any_order=False)
         self._in_any_order = Reaper(f"ddl-group-{name}-messages", any_order=True)
@@ -150,10 +147,7 @@ class ProcessGroup(dist.ProcessGroup):
     def allreduce(self, tensors: list[Tensor], opts: Options | None = None) -> Work:
         """Reduce each tensor over all ranks, in place."""
         op = _op(opts)
-        work = self._make("allreduce", opts, tensors, [calls.allreduce(tensor, op, self._comm) for tensor in tensors])
-        if _returns_at_once(opts) and sum(tensor.numel() for tensor in tensors) == 1:
-            self._counts.append(work)
-        return work
+        return self._make("allreduce", opts, tensors, [calls.allreduce(tensor, op, self._comm) for tensor in tensors])
 
     allreduce_coalesced = allreduce
 

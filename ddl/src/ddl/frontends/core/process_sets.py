@@ -221,7 +221,6 @@ class ProcessSets(Generic[SetT]):
                 process_set.ranks, rounds, lambda its: answer(its, group), lambda: _is_freed(comm)
             )
         process_set.process_set_id = number
-        process_set._optimizers = 0
         self._sets[number] = process_set
 
     def _forget(self, process_set: SetT) -> None:
@@ -230,6 +229,7 @@ class ProcessSets(Generic[SetT]):
         group, process_set._group = process_set._group, None
         negotiator, process_set._negotiator = process_set._negotiator, None
         process_set.process_set_id = None
+        process_set._optimizers = 0  # not when it is put to use: an optimizer may have been made before
         if negotiator is not None:
             negotiator.end()
         if group is not None:
