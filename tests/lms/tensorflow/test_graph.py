@@ -30,7 +30,9 @@ def graph(*nodes: tuple[str, str, list[str]]) -> GraphDef:
 
 def known(*names: str, nbytes: int = MB) -> Known:
     output = Output(nbytes, 1, floating=True)
-    return Known({name: at for at, name in enumerate(names)}, dict.fromkeys(names, (output,)), 0, 0, {}, 0)
+    return Known(
+        {name: at for at, name in enumerate(names)}, dict.fromkeys(names, (output,)), 0, 0, {}, 0, random=False
+    )
 
 
 def names(definition: GraphDef, numbers: dict[str, int]) -> list[str]:
@@ -155,7 +157,7 @@ def test_copies_lower_the_peak() -> None:
 def test_every_operation_waits_for_the_one_before_and_late_readers_read_the_copy() -> None:
     definition, knowledge = chain()
     step, swaps = planned(definition, knowledge, budget=0)
-    edit(definition, step, swaps, _tier(), "lms_")
+    edit(definition, step, swaps, _tier(), "lms_", plan=1)
     nodes = {node.name: node for node in definition.node}
     assert "^f2" in nodes["f3"].input
     assert "^b4" in nodes["b3"].input
@@ -171,7 +173,7 @@ def test_a_view_of_what_came_back_is_made_again() -> None:
     definition.node.add(name="shape", op="Const", device="/device:CPU:0")
     next(node for node in definition.node if node.name == "b1").input[0] = "v"
     step, swaps = planned(definition, knowledge, budget=0)
-    edit(definition, step, swaps, _tier(), "lms_")
+    edit(definition, step, swaps, _tier(), "lms_", plan=1)
     nodes = {node.name: node for node in definition.node}
     view = nodes[nodes["b1"].input[0]]
     assert view.op == "Reshape"
@@ -185,7 +187,7 @@ def test_nothing_waits_for_what_runs_in_a_branch_alone() -> None:
     definition.node.add(name="fork", op="Switch", input=["f2", "p"], device="/device:CPU:0")
     definition.node.add(name="yes", op="Neg", input=["fork:1"], device="/device:CPU:0")
     step, swaps = planned(definition, knowledge, budget=0)
-    edit(definition, step, swaps, _tier(), "lms_")
+    edit(definition, step, swaps, _tier(), "lms_", plan=1)
     inside = [node.name for node in definition.node if any(one in node.input for one in ("^yes", "^fork"))]
     assert inside == []
     assert not any(

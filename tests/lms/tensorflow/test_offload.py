@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import multiprocessing
+import threading
 import warnings
 
 import numpy as np
@@ -244,10 +245,289 @@ def test_a_model_that_runs_eagerly_or_is_compiled_is_refused() -> None:
 
 def test_a_plan_that_was_undone_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     callback = LMS(budget="35%")
-    real = tiers.usage
-    monkeypatch.setattr("lms.tensorflow.decorator.usage", lambda: {**real(), "ins": 0})
+    monkeypatch.setattr("lms.tensorflow.decorator.copies", lambda plan: (tiers.copies(plan)[0], 0))
     with pytest.raises(LMSError, match="undid the plan"):
         fit(compiled(cnn), [callback])
+
+
+def test_copies_of_other_steps_at_the_same_time_do_not_count() -> None:
+    def both(ours):
+        other = ours()(tf.function(lambda x: tf.gradients(tf.reduce_sum(tf.tanh(tf.tanh(tf.tanh(x)))), x)[0]))
+        data = tf.ones((128, 128))
+
+        def step(x):
+            (seen,) = tf.numpy_function(lambda: [other(data).numpy()], [], [tf.float32])
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                loss = tf.reduce_sum(tf.tanh(tf.tanh(tf.tanh(x))) * seen)
+            return tape.gradient(loss, x)
+
+        return ours()(tf.function(step))(data).numpy()
+
+    decorators: list = []
+
+    def ours():
+        decorators.append(offload(budget=0, min_size=256))
+        return decorators[-1]
+
+    assert np.array_equal(both(ours), both(lambda: lambda function: function))
+    assert [decorator.traces[0].swapped > 0 for decorator in decorators] == [True, True]
+
+
+def test_a_step_with_ours_may_call_another_one() -> None:
+    def train(ours):
+        variables = layers()
+
+        @ours()
+        @tf.function
+        def inner(x):
+            for weight in variables:
+                x = tf.tanh(x @ weight)
+            return x
+
+        @ours()
+        @tf.function
+        def step(x):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(inner(x) * inner(x * 0.5))
+            return tape.gradient(loss, variables)
+
+        return [one.numpy() for one in step(tf.ones((512, 128)))]
+
+    ours, plain = train(lambda: offload(budget=0, min_size=256)), train(lambda: lambda function: function)
+    assert all(map(np.array_equal, ours, plain))
+
+
+def test_threads_may_make_the_first_call_of_a_step_at_once() -> None:
+    variables, errors, gate = layers(), [], threading.Barrier(4)
+
+    @offload(budget=0)
+    @tf.function
+    def step(x):
+        with tf.GradientTape() as tape:
+            for weight in variables:
+                x = tf.tanh(x @ weight)
+            loss = tf.reduce_sum(x)
+        return tape.gradient(loss, variables)
+
+    def call() -> None:
+        gate.wait()
+        try:
+            step(tf.ones((512, 128)))
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=call) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+
+
+def test_asynchronous_execution_has_the_same_bits() -> None:
+    plain = steps(tf.function)
+    tf.config.experimental.set_synchronous_execution(False)
+    try:
+        assert same(steps(ABOVE(offload(budget=0))), plain)
+    finally:
+        tf.config.experimental.set_synchronous_execution(True)
+
+
+def clusters() -> list[str]:
+    """What LMS warns of where XLA compiles parts of a step."""
+    tf.config.optimizer.set_jit(True)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        steps(ABOVE(offload(budget=0)), 1)
+    return [str(one.message) for one in caught]
+
+
+def test_parts_that_xla_compiles_are_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TF_XLA_FLAGS", "--tf_xla_cpu_global_jit")  # read once
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        assert any("leave auto-clustering off" in one for one in pool.apply(clusters))
+
+
+def drawing(decorate, draw) -> list[tuple[float, ...]]:
+    """Losses of four steps with noise, and what they drew."""
+    tf.random.set_seed(3)
+    variables = layers()
+
+    @decorate
+    @tf.function
+    def step(x):
+        noise = draw()
+        with tf.GradientTape() as tape:
+            for weight in variables:
+                x = tf.tanh(x @ weight) + noise
+            loss = tf.reduce_mean(x * x)
+        for weight, gradient in zip(variables, tape.gradient(loss, variables), strict=True):
+            weight.assign_sub(0.1 * gradient)
+        return loss, noise
+
+    return [tuple(map(float, step(tf.ones((512, 128))))) for _ in range(4)]
+
+
+def normal():
+    return tf.random.normal([])
+
+
+@pytest.mark.parametrize("draw", [normal, tf.function(normal), lambda: tf.nn.dropout(tf.ones([]), 0.5)])
+def test_random_numbers_under_a_limit_are_those_of_plain_training(
+    draw, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    monkeypatch.setattr(ResidentSet, "current", lambda self: 600_000_000)
+    monkeypatch.setattr(ResidentSet, "peak", lambda self: 605_000_000)
+    decorator = offload(limit=610_000_000)
+    assert drawing(decorator, draw) == drawing(lambda step: step, draw)
+    (traced,) = decorator.traces  # another trace would begin the sequence again
+    assert traced.swapped > 0
+    assert capsys.readouterr().err.count("keeps its first plan") == 1
+
+
+def test_a_step_whose_random_numbers_are_a_variables_gets_its_better_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ResidentSet, "current", lambda self: 600_000_000)
+    monkeypatch.setattr(ResidentSet, "peak", lambda self: 605_000_000)
+    decorator = offload(limit=610_000_000)
+    generators = [tf.random.Generator.from_seed(1) for _ in range(2)]
+    ours, plain = (
+        drawing(decorate, lambda generator=generator: generator.normal([]))
+        for decorate, generator in zip((decorator, lambda step: step), generators, strict=True)
+    )
+    assert ours == plain
+    assert len(decorator.traces) == 2
+
+
+def test_a_trace_that_begins_random_numbers_again_to_keep_the_limit_is_a_warning(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    peaks = iter([4_001_000_000])
+    monkeypatch.setattr(ResidentSet, "current", lambda self: 600_000_000)
+    monkeypatch.setattr(ResidentSet, "peak", lambda self: next(peaks, 1_000_000_000))
+    with pytest.warns(RuntimeWarning, match="random numbers begin again"):
+        drawing(offload(limit="4GB"), normal)
+
+
+class Noise(keras.layers.Layer):
+    """Noise whose place in its sequence the traced function holds."""
+
+    def call(self, x, training=False):
+        return x + tf.random.normal(tf.shape(x), stddev=0.1) if training else x
+
+
+def noisy() -> keras.Model:
+    x = inputs = keras.Input((64,))
+    for _ in range(3):
+        x = Noise()(keras.layers.Dense(64, activation="tanh")(x))
+    return keras.Model(inputs, keras.layers.Dense(10)(x))
+
+
+@pytest.mark.parametrize("is_new", [False, True])
+def test_random_numbers_go_on_from_fit_to_fit(is_new: bool) -> None:
+    def train(callbacks) -> tuple[list, list]:
+        model, losses = compiled(noisy), []
+        for _ in range(3):
+            losses += fit(model, callbacks())[0]
+        model.compile("sgd", model.loss, jit_compile=False)  # Keras traces anew
+        return losses + fit(model, callbacks())[0], model.get_weights()
+
+    made = [LMS(budget=0, min_size=256)]
+
+    def callbacks() -> list:
+        if is_new:
+            made.append(LMS(budget=0, min_size=256))
+        return made[-1:]
+
+    assert same(train(callbacks), train(list))
+    assert made[-1].stats()["swapped"] > 0
+    assert len({traced.mark for callback in made for traced in callback.offload.traces}) == 2
+
+
+def test_random_numbers_go_on_where_a_callback_wraps_the_train_function() -> None:
+    class Wraps(keras.callbacks.Callback):
+        """Puts another function around the one that takes steps."""
+
+        def on_train_begin(self, logs: object = None) -> None:
+            """Put it."""
+            inner = self.model.train_function
+            self.model.train_function = lambda iterator: inner(iterator)
+
+    callback = LMS(budget=0, min_size=256)
+    assert same(fit(compiled(noisy), [callback, Wraps()], times=2), fit(compiled(noisy), [Wraps()], times=2))
+    assert callback.stats()["swapped"] > 0
+
+
+def test_another_budget_is_another_plan() -> None:
+    model, callbacks = compiled(cnn), [LMS(budget="20%"), LMS(budget="50%")]
+    for callback in callbacks:
+        fit(model, [callback])
+    assert callbacks[0].stats()["swapped"] > callbacks[1].stats()["swapped"] > 0
+
+
+class Stop(keras.callbacks.Callback):
+    """Ends a fit as Ctrl-C does."""
+
+    def on_train_batch_end(self, batch: int, logs: object = None) -> None:
+        """Raise."""
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("is_compiled_again", [False, True])
+def test_after_a_fit_that_was_interrupted_the_model_trains_without(is_compiled_again: bool) -> None:
+    model, callback = compiled(cnn, jit_compile="auto"), LMS(budget="35%")
+    jit = model.jit_compile
+    with pytest.raises(KeyboardInterrupt):
+        fit(model, [callback, Stop()])
+    if is_compiled_again:
+        model.compile("sgd", model.loss)
+    before = tiers.usage()["outs"]
+    fit(model, [])
+    assert tiers.usage()["outs"] == before > 0
+    assert model.jit_compile == jit
+
+
+def test_after_a_fit_that_was_interrupted_a_fit_with_lms_goes_on() -> None:
+    model, callback = compiled(cnn), LMS(budget="35%")
+    with pytest.raises(KeyboardInterrupt):
+        fit(model, [callback, Stop()])
+    fit(model, [callback])
+    assert len(callback.offload.traces) == 1
+    assert "train_step" not in model.__dict__
+
+
+class Takes(keras.callbacks.Callback):
+    """Takes a step of its own before each epoch."""
+
+    def on_epoch_begin(self, epoch: int, logs: object = None) -> None:
+        """Take it."""
+        self.model.train_on_batch(np.ones((16, 64), "f4"), np.zeros(16))
+
+
+def test_a_step_that_another_callback_takes_is_one_with_lms() -> None:
+    callback = LMS(budget=0, min_size=256)
+    before = tiers.usage()["outs"]
+    ours = fit(compiled(noisy), [callback, Takes()])
+    own, traced = callback.offload.traces
+    assert tiers.usage()["outs"] - before == 2 * own.outs + 6 * traced.outs
+    assert own.outs > 0 < traced.outs
+    assert same(ours, fit(compiled(noisy), [Takes()]))
+
+
+def test_a_fit_inside_a_fit_does_not_end_lms() -> None:
+    class Fits(keras.callbacks.Callback):
+        """Fits without LMS before the last epoch."""
+
+        def on_epoch_begin(self, epoch: int, logs: object = None) -> None:
+            """Fit."""
+            if epoch:
+                self.model.fit(np.ones((16, 32, 32, 3), "f4"), np.zeros(16), verbose=0)
+
+    callback = LMS(budget="35%")
+    before = tiers.usage()["outs"]
+    fit(compiled(cnn), [callback, Fits()])
+    (traced,) = callback.offload.traces
+    assert tiers.usage()["outs"] - before == 6 * traced.outs > 0
 
 
 def test_a_step_that_goes_over_the_limit_is_planned_again_and_the_bits_stay(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ TRAINER = "keras.src.backend.tensorflow.trainer"
     ("module", "name", "user"),
     [
         ("tensorflow.core.framework.graph_pb2", "GraphDef.FromString", "decorator.py"),
+        ("tensorflow.python.eager.context", "async_wait", "decorator.py"),
         ("tensorflow.python.framework.op_def_registry", "get", "traced.py"),
         ("tensorflow.python.ops.handle_data_util", "get_resource_handle_data", "traced.py"),
         (TRAINER, "TensorFlowTrainer.fit", "launcher.py"),

@@ -148,12 +148,22 @@ class Tier {
         holes_.erase(hole);
     }
 
+    // How many of a plan's copies have run at least once. What is returned lives as long as the process.
+    struct Copies {
+        std::atomic<std::int64_t> outs{0}, ins{0};
+    };
+    Copies& of_plan(std::int64_t plan) {
+        std::lock_guard lock(mutex_);
+        return plans_[plan];
+    }
+
     Worker writer, reader;
     std::atomic<std::int64_t> outs{0}, ins{0}, live{0}, bytes_out{0}, bytes_in{0}, peak{0};
 
   private:
     std::atomic<int> file_{-1};
     std::mutex mutex_;
+    std::map<std::int64_t, Copies> plans_;
     std::map<std::int64_t, std::int64_t> holes_;  // offset -> length
     std::int64_t end_ = 0, used_ = 0;
 };
@@ -222,13 +232,31 @@ absl::Status read(const Place& place, char* bytes, char* buffer) {
     return absl::OkStatus();
 }
 
+// The operation's entry in the counts of its plan.
+class Counted {
+  public:
+    explicit Counted(OpKernelConstruction* context, std::atomic<std::int64_t> Tier::Copies::* kind) {
+        std::int64_t plan = 0;
+        OP_REQUIRES_OK(context, context->GetAttr("plan", &plan));
+        count_ = &(Tier::get().of_plan(plan).*kind);
+    }
+
+    void ran() {
+        if (!ran_.exchange(true)) *count_ += 1;
+    }
+
+  private:
+    std::atomic<std::int64_t>* count_ = nullptr;
+    std::atomic<bool> ran_{false};
+};
+
 class SwapOut : public AsyncOpKernel {
   public:
-    explicit SwapOut(OpKernelConstruction* context) : AsyncOpKernel(context) {}
+    explicit SwapOut(OpKernelConstruction* context) : AsyncOpKernel(context), counted_(context, &Tier::Copies::outs) {}
 
     void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
         // The input lives until done(), so that is called once the bytes are in the file.
-        Tier::get().writer.add([context, done = std::move(done)](char* buffer) {
+        Tier::get().writer.add([this, context, done = std::move(done)](char* buffer) {
             const Tensor& tensor = context->input(0);
             auto place = std::make_shared<Place>(tensor);
             const absl::Status status = write(*place, tensor.tensor_data().data(), buffer);
@@ -238,18 +266,22 @@ class SwapOut : public AsyncOpKernel {
             Tier& tier = Tier::get();
             tier.outs += 1;
             tier.bytes_out += place->nbytes;
+            counted_.ran();
             handle->scalar<tensorflow::Variant>()() = Handle{std::move(place)};
             done();
         });
     }
+
+  private:
+    Counted counted_;
 };
 
 class SwapIn : public AsyncOpKernel {
   public:
-    explicit SwapIn(OpKernelConstruction* context) : AsyncOpKernel(context) {}
+    explicit SwapIn(OpKernelConstruction* context) : AsyncOpKernel(context), counted_(context, &Tier::Copies::ins) {}
 
     void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
-        Tier::get().reader.add([context, done = std::move(done)](char* buffer) {
+        Tier::get().reader.add([this, context, done = std::move(done)](char* buffer) {
             const Handle* handle = context->input(0).scalar<tensorflow::Variant>()().get<Handle>();
             OP_REQUIRES_ASYNC(context, handle != nullptr, absl::InternalError("LMS: not a handle of LmsSwapOut"), done);
             std::shared_ptr<Place> place = handle->place;
@@ -260,10 +292,14 @@ class SwapIn : public AsyncOpKernel {
             Tier& tier = Tier::get();
             tier.ins += 1;
             tier.bytes_in += place->nbytes;
+            counted_.ran();
             place.reset();  // the step may be over as soon as this is done, and no place outlives it
             done();
         });
     }
+
+  private:
+    Counted counted_;
 };
 
 class Gate : public OpKernel {
@@ -343,24 +379,28 @@ class Edit : public tensorflow::GraphOptimizationPass {
 REGISTER_OPTIMIZATION(tensorflow::OptimizationPassRegistry::POST_REWRITE_FOR_EXEC, 1000, Edit);
 REGISTER_OPTIMIZATION(tensorflow::OptimizationPassRegistry::POST_PARTITIONING, 1000, Edit);
 
-// `index` differs from operation to operation, so that no optimizer takes two of them for the same.
+// `index` differs from operation to operation, so that no optimizer takes two of them for the same. `plan` differs from
+// edited graph to edited graph.
 REGISTER_OP("LmsSwapOut")
     .Input("tensor: T")
     .Output("handle: variant")
     .Attr("T: type")
     .Attr("index: int")
+    .Attr("plan: int")
     .SetShapeFn(tensorflow::shape_inference::ScalarShape);
 REGISTER_OP("LmsSwapIn")
     .Input("handle: variant")
     .Output("tensor: T")
     .Attr("T: type")
     .Attr("index: int")
+    .Attr("plan: int")
     .SetShapeFn(tensorflow::shape_inference::UnknownShape);
 REGISTER_OP("LmsGate")
     .Input("tensor: T")
     .Output("same: T")
     .Attr("T: type")
     .Attr("index: int")
+    .Attr("plan: int")
     .SetShapeFn(tensorflow::shape_inference::UnchangedShape);
 REGISTER_OP("LmsMark")
     .Attr("index: int")
@@ -396,4 +436,11 @@ extern "C" void lms_tensorflow_usage(std::int64_t* figures) {
     figures[3] = tier.bytes_out;
     figures[4] = tier.bytes_in;
     figures[5] = tier.peak;
+}
+
+// Two figures: how many of a plan's copies out and of its copies in have run at least once.
+extern "C" void lms_tensorflow_copies(std::int64_t plan, std::int64_t* figures) {
+    const Tier::Copies& copies = Tier::get().of_plan(plan);
+    figures[0] = copies.outs;
+    figures[1] = copies.ins;
 }

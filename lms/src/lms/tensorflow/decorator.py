@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import re
 import sys
 import time
@@ -15,6 +16,7 @@ from typing import Any, TypeVar, cast
 
 import tensorflow as tf
 from tensorflow.core.framework.graph_pb2 import GraphDef
+from tensorflow.python.eager.context import async_wait
 
 from lms.core.link import KNOWN, Link
 from lms.core.plan import make_plan, no_collections
@@ -28,14 +30,20 @@ from lms.tensorflow.edit import edit
 from lms.tensorflow.graph import read_nodes
 from lms.tensorflow.step import Step, read_step
 from lms.tensorflow.swaps import Swaps, make_swaps, plain
-from lms.tensorflow.tiers import FileTier, HostTier, give_back, mark, usage
+from lms.tensorflow.tiers import FileTier, HostTier, copies, give_back, mark
 from lms.tensorflow.traced import Known, read_traced
 from lms.units import format_size
 
 TESTED = ((2, 16), (2, 21))  # the first and the last version of TensorFlow that the tests ran with
+_RANDOM = (
+    "To avoid this, give a budget, or replace tf.random.* and tf.nn.dropout by tf.random.Generator, "
+    "tf.random.stateless_* or Keras' own layers"
+)
 _KNOBS = ("swapout_threshold", "swapin_ahead", "swapin_groupby", "sync_mode")
 _UNMEASURED = 8  # a limit that leaves so many times what a step's tensors take holds without a measured step
 _ATTEMPTS = 4  # plans that are made for a limit: copies that are waited for late may need another
+_CLUSTERS = {"XlaLaunch", "_XlaRun"}  # each runs many operations that XLA has compiled
+_plans = itertools.count(1)
 _FILE = Link("file", 1.5e9, 1.5e9, source="assumed: what a disk of a cloud's machine reaches")
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -57,6 +65,9 @@ class Traced:
     variables: int
     seconds: float
     trace: Trace
+    plan: int  # a number that no other plan of this process has
+    mark: int  # a number that all graphs made of one traced function share
+    random: bool  # whether each trace begins a sequence of random numbers again
 
 
 class Offload:
@@ -134,7 +145,7 @@ class Offload:
         Returns its result, and whether to trace it again because a better plan can now be made. Raises LMSError if not
         all copies of the plan ran, and LimitError if the limit turns out to be below the floor.
         """
-        before, traced = self._usage(), len(self.traces)
+        traced = len(self.traces)
         if is_new:
             if isinstance(self.tier, FileTier):
                 give_back()  # what was freed before the step is no part of its peak
@@ -143,6 +154,8 @@ class Offload:
         self._failure, self._measuring = None, True
         try:
             result = call()
+            if len(self.traces) > traced:
+                async_wait()  # with asynchronous execution the step may still run
         except tf.errors.OpError:
             if self._failure is not None:
                 raise self._failure from None
@@ -153,24 +166,22 @@ class Offload:
         if not traces:
             return result, False
         self.peak = self._resident.peak()
-        self._check(before, traces)
+        self._check(traces)
         return result, self._learn(traces)
 
-    def _usage(self) -> dict[str, int]:
-        return usage() if isinstance(self.tier, FileTier) else {}
-
-    def _check(self, before: dict[str, int], traces: Sequence[Traced]) -> None:
-        """Raise LMSError if not all pairs ran that were put into the graph."""
-        if not before:
+    def _check(self, traces: Sequence[Traced]) -> None:
+        """Raise LMSError if not all pairs ran that were put into the graphs."""
+        if not isinstance(self.tier, FileTier):
             return
-        after, wanted = self._usage(), [sum(getattr(one, name) for one in traces) for name in ("outs", "ins")]
-        outs, ins = (after[name] - before[name] for name in ("outs", "ins"))
-        steps = max(1, round(outs / wanted[0])) if wanted[0] else 1
-        if [outs, ins] != [steps * one for one in wanted]:
-            raise LMSError(
-                f"TensorFlow's graph optimizers undid the plan: {outs} copies out and {ins} back ran of "
-                f"{wanted[0]} and {wanted[1]} a step; report this with the model"
-            )
+        for number in {one.mark for one in traces}:
+            graphs = [(copies(one.plan), (one.outs, one.ins)) for one in self.traces if one.mark == number]
+            # Threads that make their first calls at once each have the graph edited, and all run one of these graphs.
+            for (outs, ins), planned in [one for one in graphs if any(one[0])] or graphs:
+                if (outs, ins) != planned:
+                    raise LMSError(
+                        f"TensorFlow's graph optimizers undid the plan: {outs} copies out and {ins} back ran of "
+                        f"{planned[0]} and {planned[1]}; report this with the model"
+                    )
 
     def _learn(self, traces: Sequence[Traced]) -> bool:
         """Learn from the peak what operations may need inside; returns whether another plan can be better.
@@ -200,7 +211,23 @@ class Offload:
             give_back()
             above = (self.peak - max(self._found, self._resident.current())) * 5 // 4 // len(traces)
             self.scratch = {name: max(0, above - nbytes) for name, nbytes in self._surely.items()}
-        return over or (first and last.swapped > 0)
+        return self._is_worth_a_trace(traces, over=over, better=first and last.swapped > 0)
+
+    def _is_worth_a_trace(self, traces: Sequence[Traced], *, over: bool, better: bool) -> bool:
+        """Whether to trace again: then stateful random operations, unlike in plain training, begin again."""
+        random = any(one.random for one in traces)
+        if over and random:
+            warnings.warn(
+                f"LMS traces the step again to keep the limit, so its random numbers begin again. {_RANDOM}",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        elif better and random:
+            self._tell(
+                "the step keeps its first plan, which swaps all that can be and takes more time than the limit needs: "
+                f"random numbers would begin again with another trace. {_RANDOM}"
+            )
+        return over or (better and not random)
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def _begin(self) -> int:
@@ -241,14 +268,14 @@ class Offload:
             definition = GraphDef.FromString(graph)
             marks = [one.name for one in definition.node if one.op == "LmsMark" and one.attr["index"].i == index]
             for name in marks:
-                self._edit(definition, known, replicas, name)
+                self._edit(definition, known, replicas, name, index)
         except Exception as error:
             self._failure = error
             raise
         edited: bytes = definition.SerializeToString()
         return edited
 
-    def _edit(self, definition: Any, known: Known, replicas: int, name: str) -> None:
+    def _edit(self, definition: Any, known: Known, replicas: int, name: str, index: int) -> None:
         began = time.thread_time()
         prefix = name[: name.rindex("lms_mark_")]
         on_device = isinstance(self.tier, HostTier)
@@ -268,6 +295,13 @@ class Offload:
             scratch=self.scratch,
         )
         swaps = self._planned(step, replicas)
+        if clusters := sum(node.op in _CLUSTERS for node in nodes):
+            warnings.warn(
+                f"XLA has compiled {clusters} parts of the step, and LMS swaps nothing inside: leave "
+                "auto-clustering off (tf.config.optimizer.set_jit(False), no --tf_xla_auto_jit in TF_XLA_FLAGS)",
+                RuntimeWarning,
+                stacklevel=2,
+            )
         if not swaps.outs and known.unknown > len(step.tensors):
             warnings.warn(
                 f"LMS chose no tensor: the sizes of {known.unknown} are not known while tracing; give tensors of a "
@@ -275,7 +309,8 @@ class Offload:
                 RuntimeWarning,
                 stacklevel=2,
             )
-        edit(definition, step, swaps, self.tier, f"{name}_", ordered=self.scratch is not None)
+        plan = next(_plans)
+        edit(definition, step, swaps, self.tier, f"{name}_", plan=plan, ordered=self.scratch is not None)
         names = (operation.node.name.removeprefix(prefix) for operation in step.operations)
         self._surely = dict(zip(names, swaps.surely, strict=True))
         if swaps.outs and len(read_nodes(definition, lambda node: None)) < len(definition.node):
@@ -293,6 +328,9 @@ class Offload:
                 variables=known.variables,
                 seconds=time.thread_time() - began,
                 trace=step.trace,
+                plan=plan,
+                mark=index,
+                random=known.random,
             )
         )
         done = self.traces[-1]

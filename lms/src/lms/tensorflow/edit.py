@@ -20,13 +20,14 @@ class Tier(Protocol):
         """The device of a pair whose tensor is on `own`."""
 
 
-def edit(definition: Any, step: Step, swaps: Swaps, tier: Tier, name: str, *, ordered: bool = False) -> None:
+def edit(definition: Any, step: Step, swaps: Swaps, tier: Tier, name: str, *, plan: int, ordered: bool = False) -> None:
     """Edit the GraphDef: the copies of `swaps`, and control edges with which its peak holds.
 
-    Names of what is added begin with `name`. If nothing is copied, there are edges only if it is to be `ordered`.
+    Names of what is added begin with `name`, and the copies carry the number of the `plan`. If nothing is copied, there
+    are edges only if it is to be `ordered`.
     """
     if swaps.outs or ordered:
-        _Editor(definition, step, swaps, tier, name).run()
+        _Editor(definition, step, swaps, tier, name, plan).run()
 
 
 @dataclass
@@ -36,8 +37,9 @@ class _Return:
 
 
 class _Editor:
-    def __init__(self, definition: Any, step: Step, swaps: Swaps, tier: Tier, name: str) -> None:
+    def __init__(self, definition: Any, step: Step, swaps: Swaps, tier: Tier, name: str, plan: int) -> None:
         self.definition, self.step, self.swaps, self.tier, self.name = definition, step, swaps, tier, name
+        self.plan = plan
         self.made = 0
 
     def run(self) -> None:
@@ -76,6 +78,7 @@ class _Editor:
         node.name, node.op, node.device = f"{self.name}{op}_{self.made}", op, device
         node.attr["T"].type = dtype
         node.attr["index"].i = self.made
+        node.attr["plan"].i = self.plan
         node.input.extend(inputs)
         node.input.extend(f"^{one}" for one in dict.fromkeys(controls))
         return str(node.name)

@@ -15,6 +15,8 @@ from lms.errors import UsageError
 from lms.tensorflow.decorator import Offload, offload
 from lms.tensorflow.tiers import FileTier, usage
 
+_KEPT = "_lms_train_function"  # an attribute of a model
+
 
 class LMS(keras.callbacks.Callback):  # type: ignore[misc]
     """Large model support for `model.fit`: `callbacks=[LMS(limit="12GB")]`. Takes what `offload` takes.
@@ -27,7 +29,8 @@ class LMS(keras.callbacks.Callback):  # type: ignore[misc]
     def __init__(self, **options: Any) -> None:
         super().__init__()
         self.offload: Offload = offload(**options)
-        self._jit: object = None
+        self._options = options
+        self._edited: _Edited
         self._times: list[float] = []  # seconds of each batch since the step was planned
 
     def stats(self) -> dict[str, int]:
@@ -45,7 +48,8 @@ class LMS(keras.callbacks.Callback):  # type: ignore[misc]
         return statistics.median(self._times[1:]) if self._times[1:] else 0.0
 
     def on_train_batch_begin(self, batch: int, logs: object = None) -> None:
-        """Note the time."""
+        """Announce the step, and note the time."""
+        self._edited.announce()
         self._began = time.perf_counter()
 
     def on_train_batch_end(self, batch: int, logs: object = None) -> None:
@@ -53,16 +57,51 @@ class LMS(keras.callbacks.Callback):  # type: ignore[misc]
         self._times.append(time.perf_counter() - self._began)
 
     def on_train_begin(self, logs: object = None) -> None:
-        """Have the training step traced anew, with LMS."""
+        """Put LMS's train function in place of the model's own: that of the fit before, if it still fits."""
         model = self.model
         if keras.backend.backend() != "tensorflow":
             raise UsageError(f"Keras runs on {keras.backend.backend()}; set KERAS_BACKEND=tensorflow")
+        left = getattr(model.train_step, "__self__", None)
+        if isinstance(left, _Edited):  # a fit before has raised
+            left.put_back()
         if model.run_eagerly:
             raise UsageError("run_eagerly=True: there is no graph to edit; compile the model with run_eagerly=False")
         if model.get_compile_config().get("jit_compile") is True:
             raise UsageError("jit_compile=True: XLA has its own schedule; compile the model with jit_compile=False")
-        self._restore()
-        self._jit = model.jit_compile
+        kept = model.__dict__.get(_KEPT)
+        # Whatever has Keras trace the step anew, such as compile, gives the model another function of its own.
+        if kept is None or kept.plain is not model.train_function or kept.options != self._options:
+            kept = _Edited(model, self.offload, self._options)
+        self._edited, self.offload = kept, kept.offload
+        kept.put_in()
+
+    def on_train_end(self, logs: object = None) -> None:
+        """Leave the model as it was."""
+        model, edited = self.model, self._edited
+        model.train_function = edited
+        edited.put_back()
+        if edited.is_announced:  # no call came, because a callback had another one made: it may have copies
+            model.train_function = None
+
+
+class _Edited:
+    """The train function of a model, with LMS.
+
+    It stands in place of the model's own, `plain`, while a fit with the callback runs. The model keeps it for the next
+    such fit, as Keras keeps its own: random operations of a traced function go on where they were.
+    """
+
+    def __init__(self, model: Any, ours: Offload, options: dict[str, Any]) -> None:
+        self.model, self.offload, self.options = model, ours, options
+        self.plain = model.train_function
+        self._train: Any = None
+        self.is_announced = False
+        self._is_watched = False  # whether the next call is to be measured
+
+    def put_in(self) -> None:
+        """Have the fit that begins call this."""
+        model = self.model
+        self._jit, self._own = model.jit_compile, model.__dict__.get("train_step")
         if model.jit_compile:
             print("lms: XLA is off for this model (jit_compile): it has a schedule of its own", file=sys.stderr)
             model.jit_compile = False
@@ -71,41 +110,76 @@ class LMS(keras.callbacks.Callback):  # type: ignore[misc]
             # Variables that the first step makes would put it into a branch: TensorFlow traces another for those after.
             with model.distribute_strategy.scope():
                 optimizer.build(model.trainable_variables)
-        model.train_step = self.offload(model.train_step)
-        model.make_train_function(force=True)
-        self._peek(model)
+        self._plain_step = model.train_step
+        self._step_with_copies = self.offload(model.train_step)
+        model.train_step = self._step
+        model.train_function = self
+        if self._train is None:
+            self._make()
+        self._is_watched = True
 
-    def on_train_end(self, logs: object = None) -> None:
-        """Leave the model as it was."""
-        self._restore()
-        self.model.jit_compile = self._jit
+    def put_back(self) -> None:
+        """Leave the model as it was, but for what compile has set since."""
+        model = self.model
+        model.__dict__.pop("train_step", None)
+        if self._own is not None:
+            model.train_step = self._own
+        if model.train_function is self:
+            model.train_function, model.jit_compile = self.plain, self._jit
 
-    def _restore(self) -> None:
-        self.model.__dict__.pop("train_step", None)
-        self.model.train_function = None
+    def announce(self) -> None:
+        """Say that the callback is in the fit that makes the next call."""
+        self.is_announced = True
+        if self.model.train_function is self.plain:  # another call came in between
+            self.put_in()
 
-    def _peek(self, model: Any) -> None:
-        """Look at the first batch before the step is traced, because tracing may not know its size."""
-        train = model.train_function
-
-        def first(iterator: Any) -> Any:
-            model.train_function = train
-            if isinstance(iterator, tf.data.Iterator):
-                batches = _take(iterator, model.steps_per_execution)
-                if batches:
-                    self.offload.first_batch = [
-                        one.shape for one in tf.nest.flatten(batches[0], expand_composites=True) if tf.is_tensor(one)
-                    ]
-                spec = iterator.element_spec
-                iterator = iter(tf.data.Dataset.from_generator(lambda: iter(batches), output_signature=spec))
-            replicas = model.distribute_strategy.num_replicas_in_sync
-            result, again = self.offload.watch(lambda: train(iterator), is_new=True, replicas=replicas)
-            if again:
-                model.make_train_function(force=True)
-                self._peek(model)
+    def __call__(self, iterator: Any) -> Any:
+        """Take a step."""
+        is_in_fit = isinstance(iterator, (tf.data.Iterator, tf.distribute.DistributedIterator))  # not in train_on_batch
+        if is_in_fit and not self.is_announced:  # by a fit without the callback, after one with it that has raised
+            self.put_back()
+            return self.plain(iterator)
+        self.is_announced = True
+        try:
+            if not self._is_watched:
+                return self._train(iterator)
+            result, again = self._watched(iterator)
+            self._is_watched = again or not is_in_fit  # each of the two has a trace of its own
             return result
+        finally:
+            self.is_announced = False
 
-        model.train_function = first
+    def _step(self, data: Any) -> Any:
+        # A model that is compiled after its fit has raised still has this, and makes a train function of it.
+        return (self._step_with_copies if self.is_announced else self._plain_step)(data)
+
+    def _make(self) -> None:
+        model = self.model
+        there = model.train_function  # another callback may have put its own around this
+        model.make_train_function(force=True)
+        self._train, model.train_function = model.train_function, there
+
+    def _watched(self, iterator: Any) -> tuple[Any, bool]:
+        """Take a step and measure it. Returns its result, and whether it is to be traced again.
+
+        Its first batch is looked at before, because tracing may not know the size.
+        """
+        model = self.model
+        if isinstance(iterator, tf.data.Iterator):
+            batches = _take(iterator, model.steps_per_execution)
+            if batches:
+                self.offload.first_batch = [
+                    one.shape for one in tf.nest.flatten(batches[0], expand_composites=True) if tf.is_tensor(one)
+                ]
+            spec = iterator.element_spec
+            iterator = iter(tf.data.Dataset.from_generator(lambda: iter(batches), output_signature=spec))
+        replicas = model.distribute_strategy.num_replicas_in_sync
+        model.__dict__.pop(_KEPT, None)  # what fails is not for the next fit
+        result, again = self.offload.watch(lambda: self._train(iterator), is_new=True, replicas=replicas)
+        if again:
+            self._make()
+        model.__dict__[_KEPT] = self
+        return result, again
 
 
 def _take(iterator: Any, count: int) -> Sequence[Any]:

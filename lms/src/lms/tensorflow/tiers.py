@@ -133,3 +133,10 @@ def usage() -> dict[str, int]:
     figures = (ctypes.c_int64 * 6)()
     ctypes.CDLL(str(_library())).lms_tensorflow_usage(figures)
     return dict(zip(("outs", "ins", "live", "swapped_out", "swapped_in", "file_peak"), figures, strict=True))
+
+
+def copies(plan: int) -> tuple[int, int]:
+    """How many of the copies out and of the copies back in a plan's graph have run at least once."""
+    figures = (ctypes.c_int64 * 2)()
+    ctypes.CDLL(str(_library())).lms_tensorflow_copies(ctypes.c_int64(plan), figures)
+    return figures[0], figures[1]

@@ -37,6 +37,7 @@ class Known:
     inputs: int  # bytes of the batch
     untouched: dict[str, int]  # kinds of operations whose inside is not looked into, and how many
     unknown: int  # tensors whose size is not known before they are made
+    random: bool  # whether each trace begins a sequence of random numbers again
 
 
 def read_traced(graph: Any, start: int, given: Sequence[Any] | None = None) -> Known:
@@ -64,7 +65,27 @@ def read_traced(graph: Any, start: int, given: Sequence[Any] | None = None) -> K
             untouched[kind] = untouched.get(kind, 0) + 1
     captured = {id(inner) for _, inner in graph.captures}
     inputs = [_output(tensor, shapes).nbytes or 0 for tensor in graph.inputs if id(tensor) not in captured]
-    return Known(numbers, outputs, _variables(graph), sum(inputs), untouched, unknown)
+    return Known(numbers, outputs, _variables(graph), sum(inputs), untouched, unknown, _draws(graph, operations))
+
+
+def _draws(graph: Any, operations: Sequence[Any]) -> bool:
+    """Whether an operation, or one in a function that is called, has a seed and keeps its place in the sequence."""
+    if any(_has_a_place(op.type) and _is_seeded(op.node_def) for op in operations):
+        return True
+    if not any(op.type in _INNER for op in operations):
+        return False
+    inner = (node for function in graph.as_graph_def().library.function for node in function.node_def)
+    return any(_has_a_place(node.op) and _is_seeded(node) for node in inner)
+
+
+def _has_a_place(kind: str) -> bool:
+    operation = _operation(kind)
+    return operation is not None and operation.is_stateful and any(one.name == "seed" for one in operation.attr)
+
+
+def _is_seeded(definition: Any) -> bool:
+    # Without any seed plain training, too, has other numbers each time.
+    return any(definition.attr[name].i for name in ("seed", "seed2"))
 
 
 def as_built(definition: Any, outputs: Sequence[Output]) -> tuple[Output, ...]:
