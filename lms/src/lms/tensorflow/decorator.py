@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-import re
 import sys
 import time
 import warnings
@@ -18,18 +17,16 @@ import tensorflow as tf
 from tensorflow.core.framework.graph_pb2 import GraphDef
 from tensorflow.python.eager.context import async_wait
 
-from lms.core.link import KNOWN, Link
-from lms.core.plan import make_plan, no_collections
-from lms.core.static import make_static
+from lms.core.plan import no_collections
 from lms.core.trace import Trace
 from lms.errors import LimitError, LMSError, UsageError
-from lms.memory.capacity import memory_capacity
 from lms.memory.resident import ResidentSet
 from lms.options import NotBuiltError, Options
+from lms.tensorflow.bounds import KNOBS, Bounds
 from lms.tensorflow.edit import edit
 from lms.tensorflow.graph import read_nodes
-from lms.tensorflow.step import Step, read_step
-from lms.tensorflow.swaps import Swaps, make_swaps, plain
+from lms.tensorflow.step import read_step
+from lms.tensorflow.swaps import plain
 from lms.tensorflow.tiers import FileTier, HostTier, copies, give_back, mark
 from lms.tensorflow.traced import Known, read_traced
 from lms.units import format_size
@@ -39,12 +36,8 @@ _RANDOM = (
     "To avoid this, give a budget, or replace tf.random.* and tf.nn.dropout by tf.random.Generator, "
     "tf.random.stateless_* or Keras' own layers"
 )
-_KNOBS = ("swapout_threshold", "swapin_ahead", "swapin_groupby", "sync_mode")
-_UNMEASURED = 8  # a limit that leaves so many times what a step's tensors take holds without a measured step
-_ATTEMPTS = 4  # plans that are made for a limit: copies that are waited for late may need another
 _CLUSTERS = {"XlaLaunch", "_XlaRun"}  # each runs many operations that XLA has compiled
 _plans = itertools.count(1)
-_FILE = Link("file", 1.5e9, 1.5e9, source="assumed: what a disk of a cloud's machine reaches")
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
@@ -74,22 +67,13 @@ class Offload:
     """The decorator that `offload` returns; `traces` has what was done, one entry for each graph."""
 
     def __init__(self, options: dict[str, Any], knobs: dict[str, int | None], host: str | None) -> None:
-        share = options.get("budget")
-        self.share: float | None = None
-        if isinstance(share, str) and (match := re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*%\s*", share)):
-            self.share = float(match[1]) / 100
-            if self.share > 1:
-                raise UsageError(f"budget={share!r}: expected at most 100%")
-            options = {**options, "budget": 0}
-        self.options = Options.parse(**options)
+        self.bounds = Bounds(options, knobs)
+        self.options = self.bounds.options
         if self.options.swap != ("activations",):
             raise NotBuiltError(
                 f"swap={self.options.swap!r}: with TensorFlow LMS moves activations alone; leave swap out, or lower "
                 "the limit"
             )
-        self.knobs = {name: _knob(name, value) for name, value in knobs.items()}
-        if self.knobs["sync_mode"] > 3:
-            raise UsageError(f"sync_mode={knobs['sync_mode']!r}: expected 0, 1 (out), 2 (in), 3 (both), or -1")
         _check_version(tf.__version__)
         if self.options.recompute:
             raise UsageError("recompute=True: with TensorFlow LMS recomputes nothing; leave it out")
@@ -190,7 +174,7 @@ class Offload:
         than the limit.
         """
         last = traces[-1]
-        limit, _ = self.bound(last.trace)
+        limit, _ = self.bounds.of(last.trace)
         if limit is None or not isinstance(self.tier, FileTier):
             return False
         first = self.scratch is None
@@ -291,10 +275,12 @@ class Offload:
             min_size=self.options.min_size,
             base=known.variables + known.inputs if on_device else self._found,
             on_device=on_device,
-            threshold=self.knobs["swapout_threshold"],
+            threshold=self.bounds.knobs["swapout_threshold"],
             scratch=self.scratch,
         )
-        swaps = self._planned(step, replicas)
+        swaps = self.bounds.swaps(
+            step, replicas, on_device=on_device, measured=self.scratch is not None, tries=self._tries
+        )
         if clusters := sum(node.op in _CLUSTERS for node in nodes):
             warnings.warn(
                 f"XLA has compiled {clusters} parts of the step, and LMS swaps nothing inside: leave "
@@ -339,56 +325,6 @@ class Offload:
             f"foreseen: at most {format_size(done.predicted_peak)}"
         )
 
-    def bound(self, trace: Trace) -> tuple[int | None, int | None]:
-        """The limit or the budget, in bytes; the other is None."""
-        if self.share is not None:
-            return None, int(self.share * max(trace.live, default=0))
-        return self.options.limit_of(memory_capacity()), self.options.budget
-
-    def _planned(self, step: Step, replicas: int) -> Swaps:
-        """The copies. Each of several replicas has its part of what is above the base."""
-        limit, budget = self.bound(step.trace)
-        nothing = plain(step)
-        if limit is not None:
-            limit = step.base + (limit - step.base) // replicas
-            # What operations need inside is not known before one step has run.
-            known = self.scratch is not None or isinstance(self.tier, HostTier)
-            room = (limit - step.base) // (1 if known else _UNMEASURED)
-            if nothing.peak - step.base <= room and not self._tries:
-                return nothing
-            return self._under(step, limit) if known else self._swaps(step, budget=0)
-        assert budget is not None
-        return nothing if max(step.trace.live, default=0) <= budget else self._swaps(step, budget=budget)
-
-    def _under(self, step: Step, limit: int) -> Swaps:
-        """Copies with which the step holds at most `limit` bytes. Raises LimitError if none are found."""
-        target = limit
-        for _ in range(_ATTEMPTS):
-            try:
-                swaps = self._swaps(step, limit=target)
-            except LimitError:
-                break
-            if swaps.peak <= limit:
-                return swaps
-            target -= swaps.peak - limit
-        swaps = self._swaps(step, budget=0)
-        if swaps.peak <= limit:
-            return swaps
-        raise LimitError(
-            f"limit {format_size(limit)} is below the floor of {format_size(swaps.peak)}: with every tensor swapped "
-            f"that can be, the step still needs that much, of it {format_size(step.base)} before it begins. Raise "
-            "the limit, or make the batch, the resolution or the width smaller"
-        )
-
-    def _swaps(self, step: Step, *, limit: int | None = None, budget: int | None = None) -> Swaps:
-        sync = self.knobs["sync_mode"]
-        link = KNOWN["pcie3x16"] if isinstance(self.tier, HostTier) else _FILE
-        write_ahead = 0 if sync in (1, 3) else self.options.write_ahead
-        prefetch = 0 if sync in (2, 3) else self.options.prefetch
-        schedule = make_plan(step.trace, link, limit=limit, budget=budget, prefetch=prefetch, write_ahead=write_ahead)
-        static = make_static(step.trace, schedule)
-        return make_swaps(step, static, ahead=self.knobs["swapin_ahead"], group=self.knobs["swapin_groupby"])
-
     def _tell(self, text: str) -> None:
         if text not in self._told:
             self._told.add(text)
@@ -423,17 +359,9 @@ def offload(
     """
     if unknown := set(options) - {one.name for one in Options.__dataclass_fields__.values() if one.metadata}:
         known = (*(name for name in ("limit", "frac", "budget", "min_size", "spill_dir", "prefetch", "write_ahead")),)
-        raise UsageError(f"{sorted(unknown)[0]!r} is no option; expected any of {', '.join((*known, *_KNOBS, 'host'))}")
-    knobs = dict(zip(_KNOBS, (swapout_threshold, swapin_ahead, swapin_groupby, sync_mode), strict=True))
+        raise UsageError(f"{sorted(unknown)[0]!r} is no option; expected any of {', '.join((*known, *KNOBS, 'host'))}")
+    knobs = dict(zip(KNOBS, (swapout_threshold, swapin_ahead, swapin_groupby, sync_mode), strict=True))
     return Offload(options, knobs, host)
-
-
-def _knob(name: str, value: int | None) -> int:
-    if value is None:
-        return -1
-    if isinstance(value, bool) or not isinstance(value, int) or value < -1:
-        raise UsageError(f"{name}={value!r}: expected a whole number, or None or -1 for the plan's choice")
-    return value
 
 
 def _tier(options: Options, host: str | None) -> HostTier | FileTier:

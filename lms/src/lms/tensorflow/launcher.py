@@ -183,7 +183,7 @@ class _Fits:
         from lms.report import render
 
         link, offload = Link.from_dict(step.link), self.callbacks[-1].offload
-        limit, budget = offload.bound(step)
+        limit, budget = offload.bounds.of(step)
         plan = make_plan(step, link, limit=limit, budget=budget)
         return render(step, link=link, plan=plan, title=target.title)
 
