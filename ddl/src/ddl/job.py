@@ -20,7 +20,7 @@ _registered = False
 _places: tuple[int, ...] = ()  # of each rank, a number that it keeps over epochs
 _next_place = 0  # that no rank has had
 # libddl may call the last one, in `waiting` and in a later start, and other ranks may read rank 0's store. After a
-# start that failed, it is the one before, or that one.
+# failed start libddl may still hold either of the last two.
 _memberships: list[Membership] = []
 
 

@@ -27,7 +27,7 @@ def test_import_torch_knows_the_backend(command: Callable[..., object]) -> None:
 
 
 @pytest.mark.alone
-def test_the_entry_point_takes_a_hundredth_of_import_torch_and_loads_no_mpi(command: Callable[..., object]) -> None:
+def test_the_entry_point_takes_half_a_percent_of_import_torch_and_loads_no_mpi(command: Callable[..., object]) -> None:
     code = """
 import sys, time
 start = time.process_time()
@@ -42,7 +42,7 @@ print(sorted(name for name in set(sys.modules) - before if not name.startswith((
     # Without torch's own call of it, which would have done the work already.
     run = [sys.executable, "-c", code]
     found = [command(run, timeout=60, TORCH_DEVICE_BACKEND_AUTOLOAD="0").stdout.splitlines() for _ in range(2)]
-    assert min(float(lines[0].split()[0]) for lines in found) < 0.01, found
+    assert min(float(lines[0].split()[0]) for lines in found) < 0.005, found
     assert all(lines[0].split()[1] == "False" for lines in found)
     assert found[0][1] == "[]"
 

@@ -473,12 +473,17 @@ class Stop(keras.callbacks.Callback):
         raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("is_compiled_again", [False, True])
-def test_after_a_fit_that_was_interrupted_the_model_trains_without(is_compiled_again: bool) -> None:
-    model, callback = compiled(cnn, jit_compile="auto"), LMS(budget="35%")
+@pytest.mark.parametrize(("when", "is_compiled_again"), [("end", False), ("end", True), ("begin", True)])
+def test_after_a_fit_that_was_interrupted_the_model_trains_without(when: str, is_compiled_again: bool) -> None:
+    def stop(batch: int, logs: object = None) -> None:
+        if batch == 1:
+            raise KeyboardInterrupt
+
+    model, callback, stops = compiled(cnn, jit_compile="auto"), LMS(budget="35%"), keras.callbacks.Callback()
+    setattr(stops, f"on_train_batch_{when}", stop)
     jit = model.jit_compile
     with pytest.raises(KeyboardInterrupt):
-        fit(model, [callback, Stop()])
+        fit(model, [callback, stops])
     if is_compiled_again:
         model.compile("sgd", model.loss)
     before = tiers.usage()["outs"]
@@ -496,22 +501,21 @@ def test_after_a_fit_that_was_interrupted_a_fit_with_lms_goes_on() -> None:
     assert "train_step" not in model.__dict__
 
 
-class Takes(keras.callbacks.Callback):
-    """Takes a step of its own before each epoch."""
+@pytest.mark.parametrize(("when", "times"), [("on_epoch_begin", 2), ("on_train_batch_begin", 6)])
+def test_a_step_that_another_callback_takes_is_one_with_lms(when: str, times: int) -> None:
+    def taking() -> keras.callbacks.Callback:
+        takes = keras.callbacks.Callback()
+        step = np.ones((16, 64), "f4"), np.zeros(16)
+        setattr(takes, when, lambda *_args, **_logs: takes.model.train_on_batch(*step))
+        return takes
 
-    def on_epoch_begin(self, epoch: int, logs: object = None) -> None:
-        """Take it."""
-        self.model.train_on_batch(np.ones((16, 64), "f4"), np.zeros(16))
-
-
-def test_a_step_that_another_callback_takes_is_one_with_lms() -> None:
     callback = LMS(budget=0, min_size=256)
     before = tiers.usage()["outs"]
-    ours = fit(compiled(noisy), [callback, Takes()])
+    ours = fit(compiled(noisy), [callback, taking()])
     own, traced = callback.offload.traces
-    assert tiers.usage()["outs"] - before == 2 * own.outs + 6 * traced.outs
+    assert tiers.usage()["outs"] - before == times * own.outs + 6 * traced.outs
     assert own.outs > 0 < traced.outs
-    assert same(ours, fit(compiled(noisy), [Takes()]))
+    assert same(ours, fit(compiled(noisy), [taking()]))
 
 
 def test_a_fit_inside_a_fit_does_not_end_lms() -> None:

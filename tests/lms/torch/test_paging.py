@@ -479,8 +479,10 @@ def test_what_is_away_comes_back_although_faulthandler_is_enabled_meanwhile() ->
         assert (run.returncode, run.stderr) == (0, "")
 
 
-def test_a_real_segmentation_fault_ends_the_process() -> None:
-    program = FORK.replace("pid = os.fork()", "import ctypes; ctypes.string_at(16)")
+@pytest.mark.parametrize("before", ["enable()", "enable(); faulthandler.disable()", "disable()"])
+def test_a_real_segmentation_fault_ends_the_process(before: str) -> None:
+    fault = f"import ctypes, faulthandler; faulthandler.{before}; ctypes.string_at(16)"
+    program = FORK.replace("pid = os.fork()", fault)
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
     assert run.returncode == -11, run.stderr
 

@@ -125,12 +125,14 @@ def _stay_first(library: ctypes.CDLL) -> None:
     for module, name in ((signal, "signal"), (faulthandler, "enable"), (faulthandler, "disable")):
         plain = getattr(module, name)
         if not hasattr(plain, "behind_pager"):
-            setattr(module, name, _behind_pager(plain, library))
+            setattr(module, name, _behind_pager(plain, library, steps_aside=module is faulthandler))
 
 
-def _behind_pager(plain: Callable[..., Any], library: ctypes.CDLL) -> Callable[..., Any]:
+def _behind_pager(plain: Callable[..., Any], library: ctypes.CDLL, *, steps_aside: bool) -> Callable[..., Any]:
     @functools.wraps(plain)
     def behind(*args: Any, **kwargs: Any) -> Any:
+        if steps_aside:  # faulthandler calls the handler that it found: not ours, which calls faulthandler's
+            library.lms_pager_leave_faults()
         try:
             return plain(*args, **kwargs)
         finally:

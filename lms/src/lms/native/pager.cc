@@ -77,6 +77,12 @@ void on_fault(int signal, siginfo_t* info, void* context) {
     }
 }
 
+bool is_installed() {
+    struct sigaction found{};
+    sigaction(SIGSEGV, nullptr, &found);
+    return (found.sa_flags & SA_SIGINFO) != 0 && found.sa_sigaction == on_fault;
+}
+
 // The handler that was installed last is called first: take the place again if another took it.
 void install(Pager* pager) {
     the_pager = pager;
@@ -84,11 +90,7 @@ void install(Pager* pager) {
     ours.sa_sigaction = on_fault;
     ours.sa_flags = SA_SIGINFO | SA_ONSTACK;
     sigemptyset(&ours.sa_mask);
-    struct sigaction found{};
-    sigaction(SIGSEGV, nullptr, &found);
-    if ((found.sa_flags & SA_SIGINFO) != 0 && found.sa_sigaction == on_fault) return;
-    former = found;
-    sigaction(SIGSEGV, &ours, nullptr);
+    if (!is_installed()) sigaction(SIGSEGV, &ours, &former);
 }
 
 }  // namespace
@@ -197,6 +199,11 @@ bool Pager::has_blocks(int file) const {
 void Pager::take_faults() {
     const Lock lock(mutex_);
     install(this);
+}
+
+void Pager::leave_faults() {
+    const Lock lock(mutex_);
+    if (is_installed()) sigaction(SIGSEGV, &former, nullptr);
 }
 
 void Pager::keep(std::size_t nbytes, bool fills) {

@@ -61,6 +61,8 @@ class Pager {
 
     // Another handler of SIGSEGV was installed: ours goes before it again.
     void take_faults();
+    // Another handler will be installed, or removed: until then it is as if ours were not there.
+    void leave_faults();
 
     // Keep at most `nbytes` of what is tracked in memory; more, if it `fills`, while the pool has room that no block
     // uses.

@@ -11,7 +11,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from lms.errors import UsageError
+from lms.errors import LMSError, UsageError
 from lms.tensorflow.decorator import Offload, offload
 from lms.tensorflow.tiers import FileTier, usage
 
@@ -80,7 +80,7 @@ class LMS(keras.callbacks.Callback):  # type: ignore[misc]
         model, edited = self.model, self._edited
         model.train_function = edited
         edited.put_back()
-        if edited.is_announced:  # no call came, because a callback had another one made: it may have copies
+        if edited.is_announced:  # a callback had Keras trace the step in this fit, so that function may have copies
             model.train_function = None
 
 
@@ -95,7 +95,8 @@ class _Edited:
         self.model, self.offload, self.options = model, ours, options
         self.plain = model.train_function
         self._train: Any = None
-        self.is_announced = False
+        self.is_announced = False  # the callback has seen the batch of the fit's next call begin
+        self._runs = False
         self._is_watched = False  # whether the next call is to be measured
 
     def put_in(self) -> None:
@@ -136,10 +137,12 @@ class _Edited:
     def __call__(self, iterator: Any) -> Any:
         """Take a step."""
         is_in_fit = isinstance(iterator, (tf.data.Iterator, tf.distribute.DistributedIterator))  # not in train_on_batch
-        if is_in_fit and not self.is_announced:  # by a fit without the callback, after one with it that has raised
+        if is_in_fit and not self.is_announced:  # a fit with the callback has raised, and this one has none
             self.put_back()
             return self.plain(iterator)
-        self.is_announced = True
+        if is_in_fit:
+            self.is_announced = False
+        self._runs = True
         try:
             if not self._is_watched:
                 return self._train(iterator)
@@ -147,11 +150,11 @@ class _Edited:
             self._is_watched = again or not is_in_fit  # each of the two has a trace of its own
             return result
         finally:
-            self.is_announced = False
+            self._runs = False
 
     def _step(self, data: Any) -> Any:
         # A model that is compiled after its fit has raised still has this, and makes a train function of it.
-        return (self._step_with_copies if self.is_announced else self._plain_step)(data)
+        return (self._step_with_copies if self._runs else self._plain_step)(data)
 
     def _make(self) -> None:
         model = self.model
@@ -174,8 +177,11 @@ class _Edited:
             spec = iterator.element_spec
             iterator = iter(tf.data.Dataset.from_generator(lambda: iter(batches), output_signature=spec))
         replicas = model.distribute_strategy.num_replicas_in_sync
-        model.__dict__.pop(_KEPT, None)  # what fails is not for the next fit
-        result, again = self.offload.watch(lambda: self._train(iterator), is_new=True, replicas=replicas)
+        try:
+            result, again = self.offload.watch(lambda: self._train(iterator), is_new=True, replicas=replicas)
+        except LMSError:
+            model.__dict__.pop(_KEPT, None)  # the next fit tries anew, and says the same
+            raise
         if again:
             self._make()
         model.__dict__[_KEPT] = self

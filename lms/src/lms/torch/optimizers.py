@@ -17,6 +17,7 @@ from torch.optim.optimizer import (
 )
 from torch.utils.hooks import RemovableHandle
 
+_STEP = Optimizer.profile_hook_step(len).__code__  # of what PyTorch puts around the step of each class
 _MOST_OTHERS = 64  # steps of one other optimizer after which the one that counts has done its work
 
 
@@ -97,11 +98,10 @@ class Optimizers:
 
 def _is_nested(optimizer: Optimizer) -> bool:
     """Whether the step that ends is part of another: a subclass's `step` may call its base's, and both run hooks."""
-    code: object = getattr(type(optimizer).step, "__code__", None)
     frame: FrameType | None = sys._getframe()
     steps = 0
     while frame is not None:
-        steps += frame.f_code is code and frame.f_locals.get("self") is optimizer
+        steps += frame.f_code is _STEP and frame.f_locals.get("self") is optimizer
         frame = frame.f_back
     return steps > 1
 

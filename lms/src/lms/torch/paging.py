@@ -12,6 +12,7 @@ import weakref
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from itertools import chain
 from typing import Any
 
@@ -208,8 +209,10 @@ class Paging:
     def _block(self, owner: torch.Tensor, nbytes: int, *, transient: bool = False, fresh: bool = False) -> Block:
         """A block for `owner`: a `fresh` one, or one whose owner is gone."""
         assert self._left is not None
-        spare = self._left[nbytes, transient]
-        block = spare.pop() if spare and not fresh else self.pager.block(nbytes, transient=transient)
+        block = None
+        with suppress(IndexError):  # there is none, or another thread has taken the last
+            block = self._left[nbytes, transient].pop() if not fresh else None
+        block = block or self.pager.block(nbytes, transient=transient)
         weakref.finalize(owner, _leave, weakref.ref(self), block).atexit = False
         return block
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import wraps
 from typing import Any, BinaryIO
 
 import torch
@@ -28,37 +27,41 @@ class _Copies:
         return len(view)
 
 
+@contextmanager
+def _copies(target: Any) -> Iterator[Any]:
+    """A file that copies for `target`, a path or a file; `target` itself if it makes no system calls."""
+    if isinstance(target, str | os.PathLike):
+        with open(target, "wb") as file:
+            yield _Copies(file)
+    elif hasattr(target, "fileno") and not isinstance(target, io.BytesIO):
+        yield _Copies(target)
+    else:
+        yield target
+
+
 def let_save_wait() -> None:
     """Have `torch.save` write copies from now on: tensors may be away after a session, too.
 
     It opens its file by one of two functions. A script may have imported `save` itself before.
     """
-    for name in ("_open_zipfile_writer", "_open_file_like"):
-        plain = getattr(torch.serialization, name)
-        if not hasattr(plain, "writes_copies"):
-            setattr(torch.serialization, name, _writes_copies(plain))
+    serialization: Any = torch.serialization
+    zipped, plain = serialization._open_zipfile_writer, serialization._open_file_like
+    if hasattr(zipped, "writes_copies"):
+        return
 
-
-def _writes_copies(plain: Callable[..., Any]) -> Callable[..., Any]:
     @contextmanager
-    def copying(file: BinaryIO, *mode: str) -> Iterator[Any]:
-        with plain(_Copies(file), *mode) as opened:
+    def open_zipfile_writer(name_or_buffer: Any) -> Iterator[Any]:
+        with _copies(name_or_buffer) as file, zipped(file) as opened:
             yield opened
 
     @contextmanager
-    def opening(path: str, *mode: str) -> Iterator[Any]:
-        with open(path, "wb") as file, copying(file, *mode) as opened:
-            yield opened
+    def open_file_like(name_or_buffer: Any, mode: str) -> Iterator[Any]:
+        if "r" in mode:
+            with plain(name_or_buffer, mode) as opened:
+                yield opened
+        else:
+            with _copies(name_or_buffer) as file, plain(file, mode) as opened:
+                yield opened
 
-    @wraps(plain)
-    def open_file(target: Any, *mode: str) -> Any:
-        if mode == ("rb",):
-            return plain(target, *mode)
-        if isinstance(target, str | os.PathLike):
-            return opening(os.fspath(target), *mode)
-        if hasattr(target, "fileno") and not isinstance(target, io.BytesIO):
-            return copying(target, *mode)
-        return plain(target, *mode)
-
-    open_file.writes_copies = True  # type: ignore[attr-defined]
-    return open_file
+    open_zipfile_writer.writes_copies = True  # type: ignore[attr-defined]
+    serialization._open_zipfile_writer, serialization._open_file_like = open_zipfile_writer, open_file_like

@@ -22,8 +22,8 @@ def repeat(forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
         return forward.plain(*args, **kwargs)  # it is not as it was when it was watched
     # What is given twice, such as query and key, is one object in the second run, too.
     distinct = {id(one): one for one in leaves}
-    numbers = {key: number for number, key in enumerate(distinct)}
-    call = _Call(forward, spec, [numbers[id(one)] for one in leaves])
+    places = {key: place for place, key in enumerate(distinct)}
+    call = _Call(forward, spec, [places[id(one)] for one in leaves])
     # The first time it runs again to its end, so that the results can be compared.
     with nullcontext() if forward.proven else set_checkpoint_early_stop(False):
         return checkpoint(call, *distinct.values(), use_reentrant=False, preserve_rng_state=True)
@@ -32,10 +32,10 @@ def repeat(forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
 class _Call:
     """One call of a module: it runs now, and again whenever a backward first needs what it would have saved."""
 
-    def __init__(self, forward: Forward, spec: TreeSpec, leaves: list[int]) -> None:
+    def __init__(self, forward: Forward, spec: TreeSpec, places: list[int]) -> None:
         self._forward = forward
         self._spec = spec
-        self._leaves = leaves  # which argument of the call each leaf is
+        self._places = places  # of each leaf among the arguments of the call
         self._state: object = None
         self._statistics: list[tuple[Buffers, Buffers]] = []  # running ones, and what they were
         self._sums: list[torch.Tensor] | None = None  # of the result's bytes, while the module is not proven
@@ -43,7 +43,7 @@ class _Call:
     def __call__(self, *arguments: object) -> Any:
         """The result. Raises LMSError if the module has changed meanwhile, or gives something else now."""
         forward = self._forward
-        args, kwargs = tree_unflatten([arguments[number] for number in self._leaves], self._spec)
+        args, kwargs = tree_unflatten([arguments[place] for place in self._places], self._spec)
         again, before = self._state is not None, state_of(forward.module)
         if again and before != self._state:
             raise self._error(
