@@ -429,7 +429,7 @@ def test_random_numbers_go_on_from_fit_to_fit(is_new: bool) -> None:
         model, losses = compiled(noisy), []
         for _ in range(3):
             losses += fit(model, callbacks())[0]
-        model.compile("sgd", model.loss, jit_compile=False)  # Keras traces anew
+        model.compile("sgd", model.loss, jit_compile=False)  # so Keras traces again
         return losses + fit(model, callbacks())[0], model.get_weights()
 
     made = [LMS(budget=0, min_size=256)]
@@ -444,7 +444,7 @@ def test_random_numbers_go_on_from_fit_to_fit(is_new: bool) -> None:
     assert len({traced.mark for callback in made for traced in callback.offload.traces}) == 2
 
 
-def test_random_numbers_go_on_where_a_callback_wraps_the_train_function() -> None:
+def test_random_numbers_go_on_although_a_callback_wraps_the_train_function() -> None:
     class Wraps(keras.callbacks.Callback):
         """Puts another function around the one that takes steps."""
 

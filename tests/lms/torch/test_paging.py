@@ -358,7 +358,7 @@ def test_one_model_after_another_takes_the_same_room_in_the_file() -> None:
     assert taken[0] == taken[1] == taken[2] > 0
 
 
-plain_save = torch.save  # as a script has it that imported it by name
+plain_save = torch.save  # what `from torch import save` gives a script before any session
 
 
 @pytest.mark.parametrize("zipped", [True, False])
@@ -472,7 +472,7 @@ def test_what_is_away_comes_back_although_faulthandler_is_enabled_meanwhile() ->
     disabled = enabled.replace("enable()", "disable()")
     for program in (f"{enabled}\n{disabled}", f"session.close()\n{enabled}"):
         run = subprocess.run(
-            [sys.executable, "-X", "faulthandler", "-c", FORK.replace("pid = os.fork()", f"{program}\nsys.exit()")],
+            [sys.executable, "-c", FORK.replace("pid = os.fork()", f"{program}\nsys.exit()")],
             capture_output=True, text=True, timeout=120,
         )  # fmt: skip
         assert set(run.stdout.split()) == {"tensor(True)"}, run.stdout

@@ -69,7 +69,7 @@ class LMS(keras.callbacks.Callback):  # type: ignore[misc]
         if model.get_compile_config().get("jit_compile") is True:
             raise UsageError("jit_compile=True: XLA has its own schedule; compile the model with jit_compile=False")
         kept = model.__dict__.get(_KEPT)
-        # Whatever has Keras trace the step anew, such as compile, gives the model another function of its own.
+        # If Keras is to trace the step again, after compile for example, the model has a new function of its own.
         if kept is None or kept.plain is not model.train_function or kept.options != self._options:
             kept = _Edited(model, self.offload, self._options)
         self._edited, self.offload = kept, kept.offload
@@ -88,7 +88,7 @@ class _Edited:
     """The train function of a model, with LMS.
 
     It stands in place of the model's own, `plain`, while a fit with the callback runs. The model keeps it for the next
-    such fit, as Keras keeps its own: random operations of a traced function go on where they were.
+    such fit, as Keras keeps its own, so that random operations continue their sequence.
     """
 
     def __init__(self, model: Any, ours: Offload, options: dict[str, Any]) -> None:
@@ -180,7 +180,7 @@ class _Edited:
         try:
             result, again = self.offload.watch(lambda: self._train(iterator), is_new=True, replicas=replicas)
         except LMSError:
-            model.__dict__.pop(_KEPT, None)  # the next fit tries anew, and says the same
+            model.__dict__.pop(_KEPT, None)  # so that the next fit tries again, and raises again
             raise
         if again:
             self._make()
