@@ -195,6 +195,10 @@ def _deterministic(seed: int) -> None:
     torch.use_deterministic_algorithms(True, warn_only=True)
     warnings.filterwarnings("ignore", message=".*max_pool3d.*deterministic")
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # costs time, and nothing reads it
+    # MKL's first call of a function may be less exact on one of several threads (pytorch/pytorch#188792), so one thread
+    # makes it here: the loss's function, and Adam's.
+    for function in (torch.exp, torch.sqrt):
+        function(torch.ones(1))
 
 
 def _progress(step: Step) -> str:

@@ -613,11 +613,12 @@ def test_the_time_from_step_to_step_is_known_with_how_much_of_it_was_computed(lm
     optimizer = torch.optim.SGD(net.parameters(), 0.01)
     with lms(net, optimizer=optimizer) as session:
         for _ in range(4):
-            threading.Event().wait(0.05)  # for data
+            threading.Event().wait(0.2)  # for data
             loss_of(net).backward()
             optimizer.step()
         stats, trace = session.stats(), session.trace
-    assert trace.cycle - trace.busy >= 0.04
+    # LMS's own time is not in the cycle, but it is in the thread's processor time: 10 ms on a slow machine.
+    assert trace.cycle - trace.busy >= 0.1
     assert 0 < trace.busy == stats["step_busy"]
     assert trace.cycle <= stats["step_time"] * 1.5
     assert trace.passes == 1.0
