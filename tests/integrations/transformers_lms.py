@@ -1,5 +1,5 @@
 """GPT-2 under the Trainer of transformers, plain and with LMSCallback: accumulation, clipping, evaluation, a checkpoint
-and going on from it. Losses and parameters have the same bits."""
+and going on from it. Losses, parameters and what the checkpoints hold have the same bits."""
 
 import os
 import sys
@@ -8,6 +8,7 @@ import tempfile
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 import torch
+from safetensors.torch import load_file
 from torch.utils.data import Dataset
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
@@ -25,7 +26,7 @@ class Tokens(Dataset):
 
 def train(folder: str, callbacks: list[LMSCallback], *, resume: bool = False) -> tuple[Trainer, list[torch.Tensor]]:
     torch.manual_seed(0)
-    model = GPT2LMHeadModel(GPT2Config(n_layer=3, n_embd=128, n_head=2, vocab_size=500, n_positions=32))
+    model = GPT2LMHeadModel(GPT2Config(n_layer=4, n_embd=512, n_head=2, vocab_size=500, n_positions=32))
     arguments = TrainingArguments(
         folder, per_device_train_batch_size=4, gradient_accumulation_steps=2, max_steps=4, eval_strategy="steps",
         eval_steps=2, save_steps=2, logging_steps=1, max_grad_norm=0.5, learning_rate=1e-3, use_cpu=True, seed=1,
@@ -50,6 +51,9 @@ with tempfile.TemporaryDirectory() as folder:
         stats = callback.session.stats()
         assert stats["swapped_in"] > 0, stats
         assert stats["state_in"] > 0, stats
+        saved, written = (load_file(f"{folder}/{name}/checkpoint-4/model.safetensors") for name in ("lms", "plain"))
+        assert saved.keys() == written.keys()
+        assert all(torch.equal(saved[name], one) for name, one in written.items())
         logged = [entry for entry in trainer.state.log_history if "loss" in entry]
         assert logged[-1]["lms_moved_gb"] > 0, logged
 print("right", file=sys.stderr)

@@ -361,18 +361,65 @@ def test_one_model_after_another_takes_the_same_room_in_the_file() -> None:
 plain_save = torch.save  # what `from torch import save` gives a script before any session
 
 
-@pytest.mark.parametrize("zipped", [True, False])
-def test_what_is_away_is_saved_to_a_file(tmp_path: Path, zipped: bool) -> None:
-    model = nn.Linear(WIDTH, WIDTH)
-    weight = nn.Parameter(torch.arange(20 << 20, dtype=torch.float32))  # more pieces than the pager keeps at least
-    optimizer = torch.optim.SGD([weight, *model.parameters()], 0.1, momentum=0.9)
-    with Session(model, optimizer, budget=0, swap="optimizer"):
-        for _ in range(2):
-            (weight.sum() + model(torch.ones(2, WIDTH)).sum()).backward()
+@pytest.mark.parametrize("how", ["zipped", "not zipped", "TorchScript"])
+@pytest.mark.parametrize("after_session", [False, True])
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_what_is_away_is_saved_to_a_file(tmp_path: Path, how: str, after_session: bool) -> None:
+    torch.manual_seed(0)
+    model = Net(20)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    saved = tmp_path / "saved.pt"
+
+    def save() -> None:
+        if how == "TorchScript":
+            torch.jit.script(model.layers).save(saved)
+        else:
+            plain_save(model.layers.state_dict(), saved, _use_new_zipfile_serialization=how == "zipped")
+
+    with Session(model, optimizer, budget=0, swap="optimizer,parameters") as session:
+        for _ in range(3):
+            model(torch.ones(2, WIDTH)).sum().backward()
             optimizer.step()
-        plain_save(optimizer.state_dict(), tmp_path / "state.pt", _use_new_zipfile_serialization=zipped)
-    read = torch.load(tmp_path / "state.pt")["state"][0]["momentum_buffer"]
-    assert torch.equal(read, optimizer.state[weight]["momentum_buffer"])
+        if not after_session:
+            save()
+        assert session.stats()["state_out"] > 0
+    if after_session:
+        save()
+    read = torch.jit.load(saved).state_dict() if how == "TorchScript" else torch.load(saved)
+    assert all(torch.equal(read[name], one) for name, one in model.layers.state_dict().items())
+
+
+def test_system_calls_read_what_is_away_while_pieces_leave_and_come_back(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = Net(20)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    stop = threading.Event()
+
+    def use() -> None:
+        while not stop.is_set():
+            for one in weights:
+                one.sum()
+
+    session = Session(model, optimizer, budget=0, swap="parameters")
+    with session, open(tmp_path / "written", "w+b", buffering=0) as file:
+        for _ in range(2):
+            model(torch.ones(2, WIDTH)).sum().backward()
+            optimizer.step()
+        weights = [one.detach().numpy() for one in model.parameters()]
+        expected = b"".join(one.tobytes() for one in weights)
+        with pytest.raises(OSError, match="Bad address"):
+            file.writelines(weights)  # type: ignore[arg-type]  # arrays are buffers, too
+        thread = threading.Thread(target=use)
+        thread.start()
+        try:
+            with session._state._paging.pager.reading()():
+                for _ in range(20):
+                    file.seek(0)
+                    assert os.writev(file.fileno(), weights) == len(expected)
+                    assert os.pread(file.fileno(), len(expected), 0) == expected
+        finally:
+            stop.set()
+            thread.join()
 
 
 def test_addresses_stay() -> None:
@@ -463,6 +510,12 @@ def test_a_forked_process_that_uses_what_is_away_ends_with_a_reason() -> None:
     run = subprocess.run([sys.executable, "-c", FORK], capture_output=True, text=True, timeout=120)
     assert run.stdout.split() == ["True", "True"], run.stderr
     assert "a forked process uses memory that its parent has swapped out" in run.stderr
+
+
+def test_a_process_forked_during_a_save_does_not_read_what_its_parent_goes_on_writing() -> None:
+    program = FORK.replace("pid = os", "session._state._paging.pager.reading()().__enter__()\npid = os")
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert run.stdout.split() == ["True", "True"], run.stderr
 
 
 def test_what_is_away_comes_back_although_faulthandler_is_enabled_meanwhile() -> None:

@@ -9,7 +9,8 @@ import mmap
 import os
 import signal
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
 
 from lms.errors import SpillError
@@ -93,6 +94,10 @@ class Pager:
         """The step is at this position of the course."""
         self._library.lms_pager_reach(position)
 
+    def reading(self) -> Callable[[], AbstractContextManager[None]]:
+        """Makes contexts in which system calls may read what is away. It outlives the pager."""
+        return functools.partial(_reading, self._library)
+
     def usage(self) -> PagerUsage:
         """Figures of this process's life, for any thread."""
         return self._usage(anew=False)
@@ -115,6 +120,15 @@ class Pager:
         """Nothing leaves any more. What is away comes back when it is touched."""
         self._library.lms_pager_stop()
         del self._file
+
+
+@contextmanager
+def _reading(library: ctypes.CDLL) -> Generator[None, None, None]:
+    library.lms_pager_let_read(1)
+    try:
+        yield
+    finally:
+        library.lms_pager_let_read(0)
 
 
 def _stay_first(library: ctypes.CDLL) -> None:

@@ -22,6 +22,7 @@ namespace {
 constexpr std::uint32_t kNever = std::numeric_limits<std::uint32_t>::max();
 constexpr std::size_t kSpare = 2 * Pager::kPiece;  // bytes that stay free for blocks that will be handed out
 constexpr std::size_t kAhead = 4;                  // pieces that may be on their way back: enough to keep a disk busy
+constexpr std::chrono::milliseconds kDrop(10);     // how long pages that system calls read from the file may stay
 
 // Both move all bytes or return an errno.
 int write_all(int file, const char* from, std::size_t nbytes, std::uint64_t offset) {
@@ -213,6 +214,22 @@ void Pager::keep(std::size_t nbytes, bool fills) {
     changed_.notify_all();
 }
 
+void Pager::let_read(bool begins) {
+    Lock lock(mutex_);
+    if (begins ? readers_++ == 0 : --readers_ == 0) {
+        for (const Piece& piece : pieces_) {
+            if (piece.state == State::kAway) unmap(piece);
+        }
+        changed_.notify_all();
+    }
+    if (!begins) return;
+    // What was on its way before has no access until it has come or left.
+    for (std::size_t index = 0; index < pieces_.size(); ++index) {
+        const Piece& piece = pieces_[index];
+        changed_.wait(lock, [&piece] { return piece.state != State::kComing && piece.lifted == nullptr; });
+    }
+}
+
 void Pager::wake() {
     const Lock lock(mutex_);
     changed_.notify_all();
@@ -301,8 +318,12 @@ void Pager::in_child() {
             usage_.resident -= piece.nbytes;
             pool_.left(piece.nbytes);
         }
-        if (piece.state == State::kComing || piece.state == State::kAway) piece.state = State::kLost;
+        if (piece.state == State::kComing || piece.state == State::kAway) {
+            if (readers_ > 0) allow(piece, PROT_NONE);
+            piece.state = State::kLost;
+        }
     }
+    readers_ = 0;
     mutex_.unlock();
 }
 
@@ -344,7 +365,7 @@ bool Pager::fill(const Piece& piece, void* pages, bool& writable) {
 // Write a piece's pages, unless the file has them, and give them back. False if the disk takes no more, or if the
 // system refuses to change the access.
 bool Pager::evict(Lock& lock, Piece& piece) {
-    piece.lifted = pool_.wants(piece.nbytes) ? lift(piece) : nullptr;
+    piece.lifted = readers_ == 0 && pool_.wants(piece.nbytes) ? lift(piece) : nullptr;
     if (piece.state == State::kDirty) {
         if (piece.lifted == nullptr && !allow(piece, PROT_READ)) return false;
         piece.state = State::kLeaving;
@@ -365,9 +386,7 @@ bool Pager::evict(Lock& lock, Piece& piece) {
         }
         usage_.out += piece.nbytes;
     }
-    // A fresh mapping over it gives the pages back and takes the access at once. Neighbours become one mapping.
-    if (mmap(piece.address, piece.nbytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == MAP_FAILED &&
-        piece.lifted == nullptr) {
+    if (!unmap(piece) && piece.lifted == nullptr) {
         if (!allow(piece, PROT_READ)) die("mprotect", piece.nbytes, errno);
         piece.state = State::kClean;
         return false;
@@ -381,6 +400,15 @@ bool Pager::evict(Lock& lock, Piece& piece) {
     }
     changed_.notify_all();
     return true;
+}
+
+// Give the pages of a piece back that the file has. A fresh mapping over it also changes the access at once: to none,
+// or for system calls to the file's bytes. Neighbours become one mapping. False if the system refuses.
+bool Pager::unmap(const Piece& piece) const {
+    const bool reads = readers_ > 0;
+    return mmap(piece.address, piece.nbytes, reads ? PROT_READ : PROT_NONE,
+                MAP_PRIVATE | MAP_FIXED | (reads ? 0 : MAP_ANONYMOUS), reads ? piece.file : -1,
+                reads ? static_cast<off_t>(piece.offset) : 0) != MAP_FAILED;
 }
 
 // Revoke the access to a piece and move its pages to an address of their own. There they are writable, and the pool
@@ -518,7 +546,15 @@ void Pager::write_behind() {
             std::uint32_t at = 0;
             if (next_back(&at) != nullptr) victim = next_out(at, true);
         }
-        if (victim == nullptr || !evict(lock, *victim)) changed_.wait(lock);
+        if (victim != nullptr && evict(lock, *victim)) continue;
+        if (readers_ == 0) {
+            changed_.wait(lock);
+            continue;
+        }
+        changed_.wait_for(lock, kDrop);
+        for (const Piece& piece : pieces_) {  // what was read stays in the system's cache, and is not ours
+            if (piece.state == State::kAway) madvise(piece.address, piece.nbytes, MADV_DONTNEED);
+        }
     }
 }
 

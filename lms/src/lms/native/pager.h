@@ -5,7 +5,8 @@
 // makes it fast: blocks come back before their use in the order in which the last step used them, and the one that is
 // needed last leaves first (Belady, "A study of replacement algorithms for a virtual-storage computer", 1966).
 //
-// The faults are SIGSEGV's. A system call does not fault: it returns EFAULT for memory that is out.
+// The faults are SIGSEGV's. A system call does not fault: it returns EFAULT for memory that is out, unless `let_read`
+// has mapped the file in its place.
 
 #pragma once
 
@@ -68,6 +69,10 @@ class Pager {
     // uses.
     void keep(std::size_t nbytes, bool fills);
 
+    // Until a call with false: system calls may read what is out, such as a write to another file. They read it from
+    // our file, and the pages do not count as resident. Calls nest.
+    void let_read(bool begins);
+
     // The pool's bound has changed.
     void wake();
 
@@ -121,6 +126,7 @@ class Pager {
     std::size_t room(std::size_t handed) const;
     bool fill(const Piece& piece, void* pages, bool& writable);
     static bool allow(const Piece& piece, int access);
+    bool unmap(const Piece& piece) const;
     void* lift(Piece& piece);
     void lay_back(Piece& piece);
     Piece* next_back(std::uint32_t* distance);
@@ -139,6 +145,7 @@ class Pager {
     bool running_ = false;
     std::size_t keep_ = ~std::size_t{0};
     bool fills_ = false;
+    int readers_ = 0;         // threads whose system calls may read what is away
     bool short_ = false;      // more is in memory than there is room for, and `write_behind` knows
     std::size_t coming_ = 0;  // bytes that `read_ahead` would like to have room for
     std::uint32_t position_ = 0, length_ = 0;

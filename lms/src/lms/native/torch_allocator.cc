@@ -141,6 +141,7 @@ void lms_pager_expect(const std::uint32_t* pieces, const std::uint32_t* position
 }
 void lms_pager_reach(std::uint32_t position) { pager().reach(position); }
 void lms_pager_release(int file) { pager().release(file); }
+void lms_pager_let_read(int begins) { pager().let_read(begins != 0); }
 void lms_pager_take_faults() { pager().take_faults(); }
 void lms_pager_leave_faults() { pager().leave_faults(); }
 

@@ -28,7 +28,7 @@ from lms.torch.cpu.page_pool import pages
 from lms.torch.movable import movable
 from lms.torch.optimizer_state import tensors
 from lms.torch.records import flat_bytes, use_count
-from lms.torch.saving import let_save_wait
+from lms.torch.saving import let_saves_read
 
 # What a session has let leave stays with the pager: later sessions go on with its place in the file.
 _places: WeakIdKeyDictionary = WeakIdKeyDictionary()  # parameters: their blocks
@@ -75,7 +75,7 @@ class Paging:
 
     def open(self, models: Iterable[torch.nn.Module]) -> None:
         """Begin, with the parameters of `models`. Others follow as their modules are called."""
-        let_save_wait()
+        let_saves_read(self.pager.reading())
         if self._parameters or self._gradients:
             self._hooks.append(register_module_forward_pre_hook(torch.compiler.disable(self._before_forward)))
             for model in models:
