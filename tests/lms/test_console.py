@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -36,3 +38,28 @@ def test_a_line_is_out_at_once_though_a_process_that_is_killed_flushes_nothing(
     monkeypatch.setattr(sys, "stderr", io.TextIOWrapper(io.BufferedWriter(below)))  # type: ignore[type-var]
     say("now")
     assert below.getvalue() == b"lms: now\n"
+
+
+def test_without_stderr_nothing_is_said_on_stdout(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stderr", None)
+    say("nobody hears it")
+    assert capsys.readouterr().out == ""
+
+
+_DAEMON = """
+import os, sys
+from lms import cli
+try:
+    cli.main(["--version"])
+except SystemExit:
+    open(sys.argv[1], "w").write(" ".join(os.readlink(f"/proc/self/fd/{number}") for number in range(3)))
+"""
+
+
+def test_a_command_opens_the_streams_that_a_daemon_has_closed(tmp_path: Path) -> None:
+    found = tmp_path / "found"
+    closed = 'exec "$0" -c "$1" "$2" <&- >&- 2>&-'
+    subprocess.run(["sh", "-c", closed, sys.executable, _DAEMON, found], check=True)
+    assert found.read_text() == "/dev/null /dev/null /dev/null"

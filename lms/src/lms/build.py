@@ -55,8 +55,8 @@ T = TypeVar("T")
 POOL = Library(
     "page_pool",
     "page pool",
-    ("page_pool.h", "page_pool.cc", "pager.h", "pager.cc", "torch_allocator.cc"),
-    ("c10",),
+    ("page_pool.h", "page_pool.cc", "pager.h", "pager.cc", "torch_allocator.cc", "file_mapping.cc"),
+    ("c10", "torch_cpu"),
 )
 HOOKS = Library(
     "native_hooks",

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import lms
-from lms.console import say, warn
+from lms.console import open_closed_streams, say, warn
 from lms.errors import LMSError, UsageError, remedy
 from lms.files import check_output, write_output
 from lms.launcher import launcher_of
@@ -38,6 +38,7 @@ _EFFORT = 60.0  # seconds for the solver of --bound
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv` (sys.argv's when None); return its exit status. A script's SystemExit passes."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    open_closed_streams()
     try:
         own, target = _split(arguments)
         args = _parser().parse_args(own)

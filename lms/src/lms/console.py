@@ -8,11 +8,22 @@ import sys
 from lms.ranks import rank_of
 
 
+def open_closed_streams() -> None:
+    """Open those of stdin, stdout and stderr that a daemon has closed, on /dev/null.
+
+    The next files would take their numbers otherwise, and what C code prints would go into them.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - it stays open
+
+
 def say(text: str) -> None:
     """Print `text` as one line from lms; of several ranks, each says which it is."""
     rank = rank_of(os.environ)
     who = "lms: " if rank is None else f"lms: rank {rank}: "
-    print(f"{who}{' '.join(text.split())}", file=sys.stderr, flush=True)
+    if sys.stderr is not None:  # `print` would take stdout
+        print(f"{who}{' '.join(text.split())}", file=sys.stderr, flush=True)
 
 
 def warn(text: str) -> None:

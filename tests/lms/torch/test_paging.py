@@ -439,6 +439,37 @@ def test_addresses_stay() -> None:
         assert np.array_equal(array, model.layers[4].weight.detach().numpy())
 
 
+@pytest.mark.parametrize("when", ["before the session", "in the session"])
+def test_parameters_that_are_mapped_from_a_file_leave_and_the_file_stays_as_it_is(tmp_path: Path, when: str) -> None:
+    file = tmp_path / "weights.pt"
+    torch.save(Net().state_dict(), file)
+    before = file.read_bytes()
+
+    def load() -> Net:
+        model = Net()
+        model.load_state_dict(torch.load(file, mmap=True), assign=True)
+        model.layers[-1].weight = model.layers[0].weight
+        return model
+
+    def train(session: contextlib.AbstractContextManager[Any]) -> tuple[list[Tensor], Any]:
+        model = load()
+        with session as opened:
+            if when == "in the session":
+                model = load()
+            optimizer = torch.optim.SGD(model.parameters(), 0.1)
+            for _ in range(3):
+                model(torch.ones(2, WIDTH)).square().sum().backward()
+                optimizer.step()
+            return [*model.parameters()], opened and opened.stats()
+
+    plain, _ = train(contextlib.nullcontext())
+    found, stats = train(Session(budget=0, swap="parameters"))
+    assert same(found, plain)
+    assert stats["state"] == sum(one.nbytes for one in found if one.nbytes >= 1 << 16)
+    assert stats["state_in"] > 0
+    assert file.read_bytes() == before
+
+
 @pytest.mark.parametrize("how", ["a view", "numpy", "from numpy", "shared"])
 def test_memory_that_others_refer_to_stays(how: str) -> None:
     model = Net()

@@ -24,6 +24,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from lms.memory.page_pool import LEAST
 from lms.memory.pager import Block, Pager, PagerUsage
+from lms.torch.cpu.file_mapping import drop_pages, is_private_mapping
 from lms.torch.cpu.page_pool import pages
 from lms.torch.movable import movable
 from lms.torch.optimizer_state import tensors
@@ -34,6 +35,7 @@ from lms.torch.saving import let_saves_read
 _places: WeakIdKeyDictionary = WeakIdKeyDictionary()  # parameters: their blocks
 _places_of_gradients: WeakIdKeyDictionary = WeakIdKeyDictionary()  # parameters: the blocks of their gradients
 _places_of_state: WeakIdKeyDictionary = WeakIdKeyDictionary()  # an optimizer's tensors: their blocks
+_mapped: WeakIdKeyDictionary = WeakIdKeyDictionary()  # tensors: the part of a file that they were mapped from
 _CPU = torch.device("cpu")
 _MOST_USES = 1_000_000  # in a step; one that never ends is not remembered
 
@@ -223,12 +225,18 @@ class Paging:
         if block is None or block.nbytes != nbytes:
             block = places[tensor] = self._block(tensor, nbytes)
         tracked = self.pager.track(block, storage.data_ptr())
-        # What was made before the page pool took over moves into it, unless others refer to the memory: a tensor,
-        # another process, or NumPy, which fixes the storage's size.
-        if not tracked and use_count(storage._cdata) <= 2 and storage.resizable() and not storage.is_shared():
+        # What was made before the page pool took over, or lies in a checkpoint's file, moves into it, unless others
+        # refer to the memory: a tensor, another process, or NumPy, which fixes the storage's size, too.
+        if not tracked and use_count(storage._cdata) <= 2 and not storage.is_shared():
+            mapped = is_private_mapping(storage)
+            if not storage.resizable() and not mapped:
+                return None
             twin = pages(nbytes)
             twin.copy_(flat_bytes(tensor))
             storage._swap_data_ptr_(twin.untyped_storage())  # type: ignore[attr-defined]
+            if mapped:
+                drop_pages(twin.untyped_storage())
+                _mapped[tensor] = twin.untyped_storage()  # an array of NumPy's may still point to it
             # Not a used block: its memory may live on elsewhere.
             block = places[tensor] = self._block(tensor, nbytes, fresh=True)
             tracked = self.pager.track(block, storage.data_ptr())
