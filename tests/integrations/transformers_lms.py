@@ -24,9 +24,11 @@ class Tokens(Dataset):
         return {"input_ids": tokens, "labels": tokens}
 
 
-def train(folder: str, callbacks: list[LMSCallback], *, resume: bool = False) -> tuple[Trainer, list[torch.Tensor]]:
+def train(
+    folder: str, first: str, callbacks: list[LMSCallback], *, resume: bool = False
+) -> tuple[Trainer, list[torch.Tensor]]:
     torch.manual_seed(0)
-    model = GPT2LMHeadModel(GPT2Config(n_layer=4, n_embd=512, n_head=2, vocab_size=500, n_positions=32))
+    model = GPT2LMHeadModel.from_pretrained(first)  # parameters that are mapped from the file
     arguments = TrainingArguments(
         folder, per_device_train_batch_size=4, gradient_accumulation_steps=2, max_steps=4, eval_strategy="steps",
         eval_steps=2, save_steps=2, logging_steps=1, max_grad_norm=0.5, learning_rate=1e-3, use_cpu=True, seed=1,
@@ -42,15 +44,19 @@ def losses(trainer: Trainer) -> list[float]:
 
 
 with tempfile.TemporaryDirectory() as folder:
-    plain, expected = train(f"{folder}/plain", [])
+    first = f"{folder}/first"
+    GPT2LMHeadModel(GPT2Config(n_layer=4, n_embd=512, n_head=2, vocab_size=500, n_positions=32)).save_pretrained(first)
+    plain, expected = train(f"{folder}/plain", first, [])
     for resume in (False, True):
         callback = LMSCallback(budget=0, min_size=0, swap="activations,optimizer,parameters,gradients")
-        trainer, found = train(f"{folder}/lms", [callback], resume=resume)
+        trainer, found = train(f"{folder}/lms", first, [callback], resume=resume)
         assert losses(trainer) == losses(plain)
         assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
         stats = callback.session.stats()
         assert stats["swapped_in"] > 0, stats
         assert stats["state_in"] > 0, stats
+        state = 4 * sum(one.nbytes for one in found)  # with gradients and Adam's two
+        assert stats["state"] > 0.9 * state, (stats, state)
         saved, written = (load_file(f"{folder}/{name}/checkpoint-4/model.safetensors") for name in ("lms", "plain"))
         assert saved.keys() == written.keys()
         assert all(torch.equal(saved[name], one) for name, one in written.items())

@@ -55,7 +55,7 @@ T = TypeVar("T")
 POOL = Library(
     "page_pool",
     "page pool",
-    ("page_pool.h", "page_pool.cc", "pager.h", "pager.cc", "torch_allocator.cc", "file_mapping.cc"),
+    ("page_pool.h", "page_pool.cc", "pager.h", "pager.cc", "torch_allocator.cc", "loaded.cc"),
     ("c10", "torch_cpu"),
 )
 HOOKS = Library(

@@ -470,6 +470,47 @@ def test_parameters_that_are_mapped_from_a_file_leave_and_the_file_stays_as_it_i
     assert file.read_bytes() == before
 
 
+@pytest.mark.parametrize("how", ["read", "mapped", "read, with an array", "from an array"])
+def test_state_that_was_loaded_before_the_session_leaves_unless_others_have_it(tmp_path: Path, how: str) -> None:
+    file = tmp_path / "state.pt"
+
+    def train(session: Callable[..., contextlib.AbstractContextManager[Any]], steps: int) -> Any:
+        torch.manual_seed(0)
+        model = Net()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+        arrays = []
+        if file.exists():
+            optimizer.load_state_dict(torch.load(file, mmap=how == "mapped"))
+            for entry in optimizer.state.values():
+                if how == "from an array":
+                    arrays.append(entry["momentum_buffer"].numpy().copy())
+                    entry["momentum_buffer"] = torch.from_numpy(arrays[-1])
+                elif how == "read, with an array":
+                    arrays.append(entry["momentum_buffer"].numpy())
+            entry = None
+        with session(model, optimizer) as opened:
+            for _ in range(steps):
+                optimizer.zero_grad()
+                model(torch.ones(2, WIDTH)).square().sum().backward()
+                optimizer.step()
+            stats = opened and opened.stats()
+        buffers = [entry["momentum_buffer"] for entry in optimizer.state.values()]
+        assert all(np.array_equal(array, one) for array, one in zip(arrays, buffers, strict=False))
+        if not file.exists():
+            torch.save(optimizer.state_dict(), file)
+        return [*model.parameters(), *buffers], stats
+
+    def plain(*_: object) -> contextlib.AbstractContextManager[Any]:
+        return contextlib.nullcontext()
+
+    train(plain, 2)
+    expected, _ = train(plain, 3)
+    found, stats = train(lambda *args: Session(*args, budget=0, swap="optimizer"), 3)
+    assert same(found, expected)
+    large = sum(one.nbytes for one in found[len(found) // 2 :] if one.nbytes >= 1 << 16)
+    assert stats["state"] == (0 if "array" in how else large)
+
+
 @pytest.mark.parametrize("how", ["a view", "numpy", "from numpy", "shared"])
 def test_memory_that_others_refer_to_stays(how: str) -> None:
     model = Net()

@@ -24,10 +24,10 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from lms.memory.page_pool import LEAST
 from lms.memory.pager import Block, Pager, PagerUsage
-from lms.torch.cpu.file_mapping import drop_pages, is_private_mapping
+from lms.torch.cpu.loaded import drop_pages, is_mapped, is_read
 from lms.torch.cpu.page_pool import pages
 from lms.torch.movable import movable
-from lms.torch.optimizer_state import tensors
+from lms.torch.optimizer_state import is_alone, places
 from lms.torch.records import flat_bytes, use_count
 from lms.torch.saving import let_saves_read
 
@@ -114,7 +114,7 @@ class Paging:
             for parameter, entry in entries:
                 if not isinstance(parameter, torch.Tensor):
                     continue
-                blocks = (self._settle(_places_of_state, one) for one in tensors(entry) if self._may_leave(one))
+                blocks = (self._settle_state(container, key) for container, key in places(entry))
                 self._states[parameter] = tuple(block for block in blocks if block is not None)
 
     def count(self) -> None:
@@ -218,18 +218,23 @@ class Paging:
         weakref.finalize(owner, _leave, weakref.ref(self), block).atexit = False
         return block
 
-    def _settle(self, places: WeakIdKeyDictionary, tensor: torch.Tensor) -> Block | None:
-        """Let the tensor's pages leave, to its block in `places`; None if they stay."""
+    def _settle_state(self, container: Any, key: Any) -> Block | None:
+        alone = is_alone(container, key)  # asked before a variable refers to it
+        tensor = container[key]
+        return self._settle(_places_of_state, tensor, alone=alone) if self._may_leave(tensor) else None
+
+    def _settle(self, known: WeakIdKeyDictionary, tensor: torch.Tensor, *, alone: bool = False) -> Block | None:
+        """Let the tensor's pages leave, to its block in `known`; None if they stay. `alone`: no other code has it."""
         nbytes, storage = _nbytes(tensor), tensor.untyped_storage()
-        block: Block | None = places.get(tensor)
+        block: Block | None = known.get(tensor)
         if block is None or block.nbytes != nbytes:
-            block = places[tensor] = self._block(tensor, nbytes)
+            block = known[tensor] = self._block(tensor, nbytes)
         tracked = self.pager.track(block, storage.data_ptr())
-        # What was made before the page pool took over, or lies in a checkpoint's file, moves into it, unless others
-        # refer to the memory: a tensor, another process, or NumPy, which fixes the storage's size, too.
+        # What was made before the page pool took over moves into it, unless others refer to the memory: a tensor,
+        # another process, or NumPy, which fixes the storage's size. A loaded checkpoint has fixed sizes, too.
         if not tracked and use_count(storage._cdata) <= 2 and not storage.is_shared():
-            mapped = is_private_mapping(storage)
-            if not storage.resizable() and not mapped:
+            mapped = is_mapped(storage)
+            if not (storage.resizable() or mapped or (alone and is_read(storage))):
                 return None
             twin = pages(nbytes)
             twin.copy_(flat_bytes(tensor))
@@ -238,7 +243,7 @@ class Paging:
                 drop_pages(twin.untyped_storage())
                 _mapped[tensor] = twin.untyped_storage()  # an array of NumPy's may still point to it
             # Not a used block: its memory may live on elsewhere.
-            block = places[tensor] = self._block(tensor, nbytes, fresh=True)
+            block = known[tensor] = self._block(tensor, nbytes, fresh=True)
             tracked = self.pager.track(block, storage.data_ptr())
         return block if tracked else None
 
