@@ -42,6 +42,8 @@ def test_any_shape_is_taken(shape: tuple[int, ...]) -> None:
         (np.zeros(3, bool), "elements of type bool"),
         (torch.zeros(3, dtype=torch.complex64), "elements of type complex64"),
         (torch.zeros(3, requires_grad=True), "does not lend its memory.*grad"),
+        (torch.tensor([1 + 2j]).conj().imag, r"without their sign; pass array\.resolve_neg\(\)"),
+        (torch.tensor([1 + 2j]).conj(), "does not lend its memory.*conjugate"),
         ([1.0, 2.0], "array is a list: expected a NumPy array"),
         (np.broadcast_to(np.float32(1), (1,)), "read-only"),
     ],
@@ -54,6 +56,11 @@ def test_what_cannot_be_reduced_is_named(array: object, message: str) -> None:
 def test_a_copy_of_an_unaligned_array_is_taken() -> None:
     array = np.zeros(20, np.uint8)[1:17].view(np.float32)
     assert buffer_of(array.copy(), writable=True).count == 4  # as the error says: ascontiguousarray would copy nothing
+
+
+def test_a_negated_tensor_is_taken_once_its_memory_has_the_signs() -> None:
+    tensor = torch.tensor([1 + 2j]).conj().imag.resolve_neg()
+    assert buffer_of(tensor, writable=True).address == tensor.data_ptr()
 
 
 def test_an_input_may_be_read_only() -> None:

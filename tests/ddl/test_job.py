@@ -15,7 +15,7 @@ def test_ranks_know_their_places_and_leave_without_finalize(ranks: Run) -> None:
     done = ranks(3, "init.py", DDL_OPTIONS="-dbg_level 1")
     assert done.returncode == 0, done.stdout
     assert {"0/3 0/3 1", "1/3 1/3 1", "2/3 2/3 1"} <= set(done.stdout.splitlines())
-    assert "ddl: 3 ranks on 1 hosts, plan r:3: " in done.stdout
+    assert "ddl: 3 ranks on 1 host, plan r:3: " in done.stdout
 
 
 @BOTH

@@ -38,6 +38,38 @@ def test_a_rank_that_does_not_come_is_named(command: Run) -> None:
     assert "rank 0 has waited 2 s for rank 1" in done.stdout, done.stdout
 
 
+def test_an_address_that_does_not_resolve_is_named(command: Run) -> None:
+    address = {"MASTER_ADDR": "no.such.host.invalid", "MASTER_PORT": "29613"}
+    done = command([sys.executable, PROGRAMS / "init.py"], timeout=40, RANK="0", WORLD_SIZE="2", **address)
+    text = "listen at MASTER_ADDR:MASTER_PORT, because 'no.such.host.invalid' does not resolve ("
+    assert text in done.stdout, done.stdout
+    assert "No such file" not in done.stdout
+
+
+def test_an_address_may_be_in_brackets(tcp_ranks: Run) -> None:
+    done = tcp_ranks(2, "init.py", MASTER_ADDR="[127.0.0.1]", timeout=40)  # as IPv6 ones are, which not all hosts have
+    assert done.returncode == 0, done.stdout
+
+
+def test_ranks_of_different_sizes_are_told_both() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        shared = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(PROGRAMS / "init.py")],
+            env=shared | {"RANK": str(rank), "WORLD_SIZE": size, "DDL_TRANSPORT": "tcp"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank, size in enumerate(("2", "3"))
+    ]
+    for one in processes:
+        said = one.communicate(timeout=60)[0]
+        assert "MismatchError: ddl_init: rank 0 is one of 2 ranks, but rank 1 is one of 3" in said, said
+
+
 def test_ranks_meet_at_a_port_of_their_own(tcp_ranks: Run, command: Run) -> None:
     with socket.socket() as taken, socket.socket() as free:
         taken.bind(("127.0.0.1", 0))

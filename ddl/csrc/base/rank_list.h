@@ -1,4 +1,4 @@
-// Ranks in words.
+// Ranks and numbers in words.
 #pragma once
 
 #include <algorithm>
@@ -13,6 +13,11 @@ inline std::string name_list(const std::vector<int>& ranks) {
     std::string text = ranks.size() == 1 ? "rank " : "ranks ";
     for (size_t i = 0; i < std::min(ranks.size(), kShown); ++i) text += (i ? ", " : "") + std::to_string(ranks[i]);
     return ranks.size() > kShown ? text + " and " + std::to_string(ranks.size() - kShown) + " more" : text;
+}
+
+// "1 host", "2 hosts".
+inline std::string plural(size_t count, const char* word) {
+    return std::to_string(count) + " " + word + (count == 1 ? "" : "s");
 }
 
 }  // namespace ddl

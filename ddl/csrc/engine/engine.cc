@@ -4,6 +4,8 @@
 #include <cstdio>
 #include <utility>
 
+#include "base/rank_list.h"
+
 namespace ddl {
 namespace {
 
@@ -70,8 +72,8 @@ Status Engine::free(CommId id) {
     const std::lock_guard lock(core_.progress);
     loop_.take_submissions();
     if (const size_t in_flight = comm->in_flight() + core_.mailbox.count_of(comm->key)) {
-        return {DDL_ERROR_STATE, "communicator " + std::to_string(id) + " has " + std::to_string(in_flight) +
-                                     " requests in flight: wait for them before it is freed"};
+        return {DDL_ERROR_STATE, "communicator " + std::to_string(id) + " has " + plural(in_flight, "request") +
+                                     " in flight: wait for all before it is freed"};
     }
     // For a submission that another thread is making at this moment.
     const Cause freed =

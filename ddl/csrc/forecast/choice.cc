@@ -6,6 +6,7 @@
 #include <numeric>
 #include <utility>
 
+#include "base/rank_list.h"
 #include "base/status.h"
 #include "forecast/alternatives.h"
 #include "forecast/crossover.h"
@@ -28,10 +29,6 @@ std::string bits(double bytes) {
     std::snprintf(text, sizeof text, rate >= 1e10 || (!giga && rate >= 1e7) ? "%.0f %s" : "%.3g %s",
                   rate / (giga ? 1e9 : 1e6), giga ? "Gbit/s" : "Mbit/s");
     return text;
-}
-
-std::string plural(size_t count, const char* word) {
-    return std::to_string(count) + " " + word + (count == 1 ? "" : "s");
 }
 
 // "2 racks: links 191 Mbit/s, uplinks 95 Mbit/s".

@@ -6,6 +6,8 @@
 #include <string>
 #include <utility>
 
+#include "base/range.h"
+#include "base/types.h"
 #include "schedule/builder.h"
 
 namespace ddl {
@@ -39,6 +41,20 @@ class Chunks {
     }
     // Whether the ranks differ only in their places: if parts are empty, some ranks have less to do.
     bool is_uniform() const { return is_hierarchy_ && task_.count >= count_ * static_cast<uint64_t>(plan_.size()); }
+    // Bytes of a message in a dimension of a hierarchy, whose parts may differ by an element.
+    struct Bytes {
+        double largest = 0, mean = 0;
+    };
+    Bytes bytes(uint32_t chunk, size_t dimension) const {
+        uint64_t largest = kind(chunk);
+        double mean = static_cast<double>(largest);
+        for (size_t d = 0; d <= dimension; ++d) {
+            largest = Range{0, largest}.part(0, plan_.dimensions[d]).size();
+            mean /= plan_.dimensions[d];
+        }
+        const uint64_t element = size_of(task_.type);
+        return {static_cast<double>(largest * element), mean * static_cast<double>(element)};
+    }
     // Chunks of one kind are alike.
     uint64_t kind(uint32_t chunk) const {
         return is_hierarchy_ ? Range{0, task_.count}.part(static_cast<int>(chunk), static_cast<int>(count_)).size()

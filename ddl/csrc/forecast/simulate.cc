@@ -30,7 +30,7 @@ struct Message {
 // The messages of one actor in a chunk, as far as they take time.
 struct Part {
     struct Message {
-        double bytes = 0;
+        double bytes = 0, mean = 0;  // mean: over all ranks
         int channel = 0;
         bool incoming = false, reduces = false;
     };
@@ -108,10 +108,13 @@ class Simulation {
     }
 
   private:
+    // No rank is simulated for others.
+    bool is_each_alone() const { return classes_.first.size() == static_cast<size_t>(network_.size()); }
+
     // A message's channel, by its sender's class and its dimension; if no rank is simulated for others, by its ends.
     int channel(int rank, const Step& step) {
         const int from = step.is_incoming() ? step.peer : rank, to = step.is_incoming() ? rank : step.peer;
-        const bool own = classes_.first.size() == static_cast<size_t>(network_.size());
+        const bool own = is_each_alone();
         const auto size = static_cast<uint64_t>(network_.size());
         const int of = classes_.of[static_cast<size_t>(from)];
         const uint64_t key = own ? static_cast<uint64_t>(from) * size + static_cast<uint64_t>(to)
@@ -169,8 +172,11 @@ class Simulation {
                 for (uint32_t i = span.begin; i < span.end; ++i) {
                     const Step& step = schedule.steps[i];
                     if (!step.is_message()) continue;
-                    part.messages.push_back({static_cast<double>(step.bytes), channel(actor.rank, step),
-                                             step.is_incoming(), step.kind == StepKind::reduce});
+                    const auto own = static_cast<double>(step.bytes);
+                    const auto [most, mean] =
+                        is_each_alone() ? Chunks::Bytes{own, own} : chunks_.bytes(chunk, step.dimension);
+                    part.messages.push_back(
+                        {most, mean, channel(actor.rank, step), step.is_incoming(), step.kind == StepKind::reduce});
                 }
                 const auto end = static_cast<uint32_t>(part.messages.size());
                 if (end > (part.rounds.empty() ? 0 : part.rounds.back())) part.rounds.push_back(end);
@@ -182,7 +188,7 @@ class Simulation {
             if (message.incoming) continue;
             const auto& shares = shares_[static_cast<size_t>(message.channel)];
             for (size_t t = 0; t < shares.size(); ++t) {
-                forecast_.tier_bytes[t] += members * shares[t] * message.bytes;
+                forecast_.tier_bytes[t] += members * shares[t] * message.mean;
                 forecast_.tier_messages[t] += members * shares[t];
             }
         }

@@ -34,8 +34,11 @@ struct Forecast {
 //
 // Otherwise all ranks are simulated while their messages are few. Above two million messages, a ring through the tree
 // in order is timed by its recurrence (ring_time.h). For other hierarchies one rank of each class of like ranks is
-// simulated (classes.h), if there are such classes. Both give the result of simulating all ranks, except that the
-// second takes parts that differ by an element as equal. `window`: chunks in flight, as EngineOptions::window.
+// simulated (classes.h), if there are such classes. `window`: chunks in flight, as EngineOptions::window.
+//
+// Parts of a buffer differ by an element if it does not divide evenly. Then a rank that is simulated for others sends
+// the largest part in every round: with one chunk in a ring of equal links this is the time of all, because that part
+// goes round; else it may be an element more. Apart from this, the last two give the result of simulating all ranks.
 Forecast simulate(const Network& network, const Plan& plan, const Task& task, const Tuning& tuning = {},
                   int window = 16, bool use_symmetry = true);
 

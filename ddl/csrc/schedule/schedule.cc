@@ -12,12 +12,17 @@ namespace {
 
 constexpr int kMostDirect = 64;  // ranks up to which all send to all at once
 
-uint64_t product(uint64_t a, uint64_t b) {
+// The bytes of `blocks` blocks of the task's elements.
+uint64_t bytes_of(const Task& task, int blocks) {
     uint64_t result = 0;
     // PTRDIFF_MAX: no buffer can be larger, and offsets stay far from overflow.
-    if (__builtin_mul_overflow(a, b, &result) || result > static_cast<uint64_t>(PTRDIFF_MAX)) {
-        throw Error(DDL_ERROR_ARGUMENT, "count: " + std::to_string(a) + " x " + std::to_string(b) +
-                                            " bytes are more than memory can be addressed");
+    if (__builtin_mul_overflow(task.count, size_of(task.type), &result) ||
+        __builtin_mul_overflow(result, static_cast<uint64_t>(blocks), &result) ||
+        result > static_cast<uint64_t>(PTRDIFF_MAX)) {
+        throw Error(DDL_ERROR_ARGUMENT, "count: " + std::to_string(task.count) + " elements of " +
+                                            std::to_string(size_of(task.type)) + " bytes" +
+                                            (blocks > 1 ? " for each of " + std::to_string(blocks) + " ranks" : "") +
+                                            " are more than memory can be addressed");
     }
     return result;
 }
@@ -140,14 +145,14 @@ Extent extent_of(const Task& task, int size) {
         throw Error(DDL_ERROR_ARGUMENT, "root " + std::to_string(task.root) +
                                             " is no rank of the communicator: it has " + std::to_string(size));
     }
-    const uint64_t block = product(task.count, size_of(task.type));
-    const uint64_t blocks = product(block, static_cast<uint64_t>(size));
+    const uint64_t block = bytes_of(task, 1);
+    const auto blocks = [&] { return bytes_of(task, size); };
     switch (task.collective) {
         case Collective::allreduce:
         case Collective::broadcast: return {block, block};
-        case Collective::reduce_scatter: return {blocks, block};
-        case Collective::allgather: return {block, blocks};
-        case Collective::alltoall: return {blocks, blocks};
+        case Collective::reduce_scatter: return {blocks(), block};
+        case Collective::allgather: return {block, blocks()};
+        case Collective::alltoall: return {blocks(), blocks()};
         case Collective::barrier: return {};
     }
     throw Error(DDL_ERROR_ARGUMENT, "unknown collective");

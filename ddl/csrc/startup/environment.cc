@@ -42,17 +42,22 @@ struct Place {
     std::string address, port, names;
 };
 
+// IPv6 addresses may be in brackets.
+std::string without_brackets(const std::string& address) {
+    const bool has_them = address.size() > 2 && address.front() == '[' && address.back() == ']';
+    return has_them ? address.substr(1, address.size() - 2) : address;
+}
+
 Place place_of_environment() {
     if (const char* const text = variable("DDL_RENDEZVOUS")) {
         const std::string both = text;
         const size_t colon = std::min(both.rfind(':'), both.size());
-        std::string address = both.substr(0, colon);
-        if (address.size() > 2 && address.front() == '[') address = address.substr(1, address.size() - 2);
-        return {address, both.substr(std::min(colon + 1, both.size())), "DDL_RENDEZVOUS"};
+        return {without_brackets(both.substr(0, colon)), both.substr(std::min(colon + 1, both.size())),
+                "DDL_RENDEZVOUS"};
     }
     const char* const address = variable("MASTER_ADDR");
     const char* const port = variable("MASTER_PORT");
-    return address && port ? Place{address, port, "MASTER_ADDR:MASTER_PORT"} : Place{};
+    return address && port ? Place{without_brackets(address), port, "MASTER_ADDR:MASTER_PORT"} : Place{};
 }
 
 // Rank 0's store if the program gives none. Every connection gets the last value, and nothing is read from it. The
@@ -62,7 +67,12 @@ class Board {
     explicit Board(const Place& place) {
         addrinfo hints{}, *found = nullptr;
         hints.ai_socktype = SOCK_STREAM;
-        if (getaddrinfo(place.address.c_str(), place.port.c_str(), &hints, &found) != 0) found = nullptr;
+        const std::string failed = "ddl_init: rank 0 cannot listen at " + place.names + ", ";
+        if (const int error = getaddrinfo(place.address.c_str(), place.port.c_str(), &hints, &found)) {
+            const char* const why = error == EAI_SYSTEM ? std::strerror(errno) : gai_strerror(error);
+            throw Error(DDL_ERROR_TRANSPORT, failed + "because '" + place.address + "' does not resolve (" + why +
+                                                 "): choose an address of rank 0's host");
+        }
         for (const addrinfo* one = found; one && !listener_; one = one->ai_next) {
             Socket made(socket(one->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
             const int on = 1;
@@ -72,12 +82,11 @@ class Board {
             }
         }
         const std::string why = std::strerror(errno);
-        if (found) freeaddrinfo(found);
+        freeaddrinfo(found);
         if (!listener_) {
             throw Error(
                 DDL_ERROR_TRANSPORT,
-                "ddl_init: rank 0 cannot listen at " + place.names + ", " + place.address + ":" + place.port + " (" +
-                    why +
+                failed + place.address + ":" + place.port + " (" + why +
                     "): does another program have the port? Under torchrun it is the store's of PyTorch, so start ddl "
                     "through "
                     "torch.distributed or ddl_init_with; else choose an address of rank 0's host and a free port");

@@ -5,6 +5,7 @@
 #include <cerrno>
 #include <cstdlib>
 
+#include "base/rank_list.h"
 #include "base/say.h"
 #include "startup/decision.h"
 #include "startup/grouping.h"
@@ -190,8 +191,9 @@ void Session::open() {
         origin_ = std::make_shared<Origin>(Origin{members_.epoch, std::move(basis), plan});
     }
     if (asked.dbg_level > 0 && members_.rank == 0) {
-        say(std::to_string(members_.size()) + " ranks on " + std::to_string(placement_.num_hosts) + " hosts, plan " +
-            format_mode(plan) + ": " + plan.reason);
+        say(plural(static_cast<size_t>(members_.size()), "rank") + " on " +
+            plural(static_cast<size_t>(placement_.num_hosts), "host") + ", plan " + format_mode(plan) + ": " +
+            plan.reason);
     }
     const NcclGroupsOptions groups_options{local_rank(), options.patience, warn};
     options.plan_part = [origin = origin_, places = places_, rank = members_.rank](const Plan&,

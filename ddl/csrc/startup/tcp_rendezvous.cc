@@ -1,5 +1,6 @@
 #include "startup/tcp_rendezvous.h"
 
+#include <poll.h>
 #include <sys/resource.h>
 
 #include <algorithm>
@@ -23,6 +24,7 @@ namespace {
 
 constexpr double kRetrySeconds = 2;  // without success: the store is read again
 constexpr int kServeMilliseconds = 50;
+constexpr char kRefusal = '!';  // begins what rank 0 answers in place of the contacts
 
 // A rank may come to have a connection and a heartbeat to each other one, and 1024 files are the usual limit.
 void allow_sockets(int ranks) {
@@ -55,17 +57,18 @@ class Meeting {
             if (!start_.set(key_, token + " " + connector_->contact())) {
                 throw Error(DDL_ERROR_TRANSPORT, "ddl_init: the store did not take rank 0's address");
             }
-            await_others();
+            await_others(contacts);
             contacts[0] = connector_->contact();
-            for (int other = 1; other < size; ++other) contacts[static_cast<size_t>(other)] = hear(other);
             std::string all;
             for (const std::string& one : contacts) all += one + "\n";
             for (int other = 1; other < size; ++other) say(other, all);
         } else {
             find_first();
             connector_->let_in();  // not before the token is known to be this job's
-            say(0, connector_->contact());
-            std::istringstream lines(hear(0));
+            say(0, connector_->contact() + "\n" + std::to_string(size));
+            const std::string answer = hear(0);
+            if (answer[0] == kRefusal) throw Error(DDL_ERROR_MISMATCH, answer.substr(1));
+            std::istringstream lines(answer);
             for (std::string& line : contacts) std::getline(lines, line);
         }
         connector_->know(std::move(contacts));
@@ -110,19 +113,50 @@ class Meeting {
         connector_->serve(kServeMilliseconds);
         for (Connector::News news; connector_->next(&news);) {
             sockets_[static_cast<size_t>(news.peer)] = std::move(news.socket);
+            silent_.push_back(news.peer);
         }
     }
 
-    // Rank 0's: until all others are connected.
-    void await_others() {
+    // Rank 0's: until all others are connected and have said where they listen.
+    void await_others(std::vector<std::string>& contacts) {
         for (;; serve()) {
+            const auto has_spoken = [&](int other) {
+                pollfd wait{sockets_[static_cast<size_t>(other)].fd(), POLLIN, 0};
+                if (poll(&wait, 1, 0) <= 0) return false;
+                contacts[static_cast<size_t>(other)] = contact_said_by(other, contacts);
+                return true;
+            };
+            silent_.erase(std::remove_if(silent_.begin(), silent_.end(), has_spoken), silent_.end());
             std::vector<int> missing;
             for (int other = 1; other < start_.size; ++other) {
-                if (!connector_->is_connected(other)) missing.push_back(other);
+                if (contacts[static_cast<size_t>(other)].empty()) missing.push_back(other);
             }
             if (missing.empty()) return;
             check_time(missing);
         }
+    }
+
+    // A rank's contact. If it is of a job of another size, all ranks that have come are told so.
+    std::string contact_said_by(int other, const std::vector<std::string>& contacts) {
+        std::istringstream lines(hear(other));
+        std::string contact, size;
+        std::getline(lines, contact);
+        std::getline(lines, size);
+        if (size.empty() || size == std::to_string(start_.size)) return contact;
+        const std::string text = "ddl_init: rank 0 is one of " + std::to_string(start_.size) + " ranks, but rank " +
+                                 std::to_string(other) + " is one of " + size +
+                                 ": start all with the same size (WORLD_SIZE)";
+        const double until = std::min(deadline_, seconds_now() + 1);
+        for (int rank = 1; rank < start_.size; ++rank) {
+            const Socket& socket = sockets_[static_cast<size_t>(rank)];
+            if (!socket) continue;
+            // Closed with something unread, a connection would lose what is sent here.
+            if (rank != other && contacts[static_cast<size_t>(rank)].empty()) {
+                receive_text(socket, &contact, longest_text(), until);
+            }
+            send_text(socket, kRefusal + text, until);
+        }
+        throw Error(DDL_ERROR_MISMATCH, text);
     }
 
     // Warns once of ranks that do not come, and gives up when the time is over.
@@ -132,9 +166,15 @@ class Meeting {
         if (waited >= patience_.warn_seconds && !std::exchange(warned_, true)) warn_(complaint(missing, waited));
     }
     std::string complaint(const std::vector<int>& missing, double waited) const {
-        return "ddl_init: rank " + std::to_string(start_.rank) + " has waited " +
-               std::to_string(static_cast<int>(waited)) + " s for " + name_list(missing) + ": not started, " +
-               (start_.secret.empty() ? "" : "with another DDL_SECRET, ") + "or no TCP connection is possible";
+        const std::string rank = std::to_string(start_.rank);
+        const std::string begin = "ddl_init: rank " + rank + " has waited " + std::to_string(static_cast<int>(waited)) +
+                                  " s for " + name_list(missing) + ": ";
+        if (connector_->was_turned_away()) {
+            return begin + "it answers, but takes no rank " + rank + " of " + std::to_string(start_.size) +
+                   " from here: there is another rank " + rank + ", or ranks have different sizes (WORLD_SIZE)";
+        }
+        return begin + "not started, " + (start_.secret.empty() ? "" : "with another DDL_SECRET, ") +
+               "or no TCP connection is possible";
     }
     [[noreturn]] void fail(const std::vector<int>& missing) const {
         throw Error(DDL_ERROR_TIMEOUT, complaint(missing, patience_.timeout_seconds) + ". " + kPatienceOfInit);
@@ -151,10 +191,10 @@ class Meeting {
     }
     std::string hear(int peer) {
         std::string text;
-        const size_t most = (kMostContact + 1) * sockets_.size();
-        check(peer, receive_text(sockets_[static_cast<size_t>(peer)], &text, most, deadline_));
+        check(peer, receive_text(sockets_[static_cast<size_t>(peer)], &text, longest_text(), deadline_));
         return text;
     }
+    size_t longest_text() const { return (kMostContact + 1) * sockets_.size(); }
 
     const Start& start_;
     const std::string key_;
@@ -164,6 +204,7 @@ class Meeting {
     const std::function<void(const std::string&)>& warn_;
     bool warned_ = false;
     std::vector<Socket> sockets_;
+    std::vector<int> silent_;  // ranks that are connected, and have said nothing yet
     std::shared_ptr<Connector> connector_;
 };
 

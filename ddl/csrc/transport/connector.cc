@@ -351,7 +351,9 @@ bool Connector::advance(Link& link) {
     char buffer[64];
     const size_t most = link.expected() - link.received.size();
     const ssize_t count = recv(link.socket.fd(), buffer, std::min(most, sizeof buffer), MSG_DONTWAIT);
-    if (count <= 0) return count < 0 && (errno == EAGAIN || errno == EINTR);
+    if (count < 0 && (errno == EAGAIN || errno == EINTR)) return true;
+    turned_away_ |= count <= 0 && link.state == Link::awaits_answer;
+    if (count <= 0) return false;
     link.received.append(buffer, static_cast<size_t>(count));
     if (link.received.size() < link.expected()) return true;
     const std::string got = std::exchange(link.received, {});
@@ -374,7 +376,10 @@ bool Connector::advance(Link& link) {
         return false;
     }
     const bool ours = link.state == Link::awaits_answer;
-    if (ours) std::memcpy(&link.answer, got.data(), sizeof link.answer);
+    if (ours) {
+        std::memcpy(&link.answer, got.data(), sizeof link.answer);
+        turned_away_ = false;
+    }
     const Digest right = prove(token_, ours ? 'a' : 'c', link.hello, link.answer.nonce);
     const auto* theirs = ours ? link.answer.proof.data() : reinterpret_cast<const unsigned char*>(got.data());
     if (is_connected(link.peer) || !is_same(right, theirs)) return false;

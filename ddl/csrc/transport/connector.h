@@ -70,6 +70,8 @@ class Connector {
     bool is_promised(int peer) const;
     bool is_connected(int peer) const { return connected_[static_cast<size_t>(peer)]; }
     size_t attempts() const;  // of this rank's, under way
+    // An end that this rank connected to has closed the connection without an answer, and none has answered since.
+    bool was_turned_away() const { return turned_away_; }
 
     struct News {
         enum Kind : uint8_t {
@@ -114,7 +116,7 @@ class Connector {
     std::string contact_, token_;
     std::vector<std::string> contacts_;
     uint32_t epoch_ = 0;
-    bool open_ = false, leaves_ = false;
+    bool open_ = false, leaves_ = false, turned_away_ = false;
     double cut_since_ = 0;    // 0: there is no cut
     double rests_until_ = 0;  // nobody is let in before; 0: now
     std::vector<bool> connected_;

@@ -48,6 +48,11 @@ def buffer_of(array: SupportsDLPack, *, writable: bool) -> Buffer:
         address, shape, read_only = array.ctypes.data, array.shape, not array.flags.writeable
         owner: object = array
     elif hasattr(array, "__dlpack__"):
+        if _is_negated(array):
+            raise ArgumentError(
+                "array is a PyTorch tensor with the negative bit (is_neg()): its memory holds the elements without "
+                "their sign; pass array.resolve_neg()"
+            )
         memory = dlpack.read(array)
         contiguous, dtype, address, shape = memory.contiguous, memory.dtype, memory.address, memory.shape
         read_only, owner = memory.read_only, (array, memory.capsule)
@@ -71,6 +76,12 @@ def buffer_of(array: SupportsDLPack, *, writable: bool) -> Buffer:
     if writable and read_only:
         raise ArgumentError(f"array (shape {shape}) is read-only, but the result is written to it: pass a copy")
     return Buffer(address, shape, TYPES[dtype], owner)
+
+
+def _is_negated(array: object) -> bool:
+    """Whether a PyTorch tensor's memory has its elements with the other sign, which DLPack does not say."""
+    is_neg: Callable[[], bool] | None = getattr(array, "is_neg", None)
+    return is_neg is not None and is_neg()
 
 
 @lru_cache

@@ -189,7 +189,7 @@ def test_ddlrun_bench_times_ddl_beside_mpi_and_gloo(tmp_path: Path, capsys: pyte
     assert all(len(one["seconds"]) == 2 and min(one["seconds"]) > 0 for one in turns)
     assert "1 MiB" in printed.out
     assert (found["rounds"], found["seconds"], found["ddl"]["mode"], found["error"]) == (2, 0.01, "p", "")
-    assert "2 ranks on 1 hosts, plan" in " ".join(found["ddl"]["said"])
+    assert "2 ranks on 1 host, plan" in " ".join(found["ddl"]["said"])
     assert {"ddl", "mpi", "python", "torch"} <= found["versions"].keys()
     assert found["left_out"] == []
     assert plot.read_text().startswith("<?xml")

@@ -265,6 +265,17 @@ std::vector<uint64_t> bytes_sent(const Schedule& schedule, size_t dimensions) {
 
 }  // namespace
 
+TEST("more bytes than memory can have are refused with the caller's count") {
+    const auto said = [](Collective collective, uint64_t count) {
+        return check::message_of<Error>([&] { extent_of({collective, DDL_FLOAT16, DDL_SUM, count, 0}, 2); });
+    };
+    const uint64_t half = uint64_t{1} << 61;
+    const std::string count = "count: " + std::to_string(half) + " elements of 2 bytes";
+    CHECK_EQ(said(Collective::allreduce, half), "");
+    CHECK_EQ(said(Collective::allgather, half), count + " for each of 2 ranks are more than memory can be addressed");
+    CHECK_CONTAINS(said(Collective::allreduce, 4 * half), "elements of 2 bytes are more than memory");
+}
+
 TEST("each collective is right for 1 to 9 ranks, every root, both algorithms, and counts 0, 1, odd and many") {
     for (int size = 1; size <= 9; ++size) {
         Plan plan = flat_plan(size);

@@ -1,3 +1,4 @@
+#include <array>
 #include <cmath>
 #include <ctime>
 #include <random>
@@ -106,6 +107,37 @@ TEST("one rank stands for all where a dimension joins tiers") {
             }
         }
     }
+}
+
+TEST("no forecast is below the bound, however the elements divide") {
+    std::mt19937_64 random(check::seed());
+    const auto pick = [&](int low, int high) { return std::uniform_int_distribution<int>(low, high)(random); };
+    int symmetric = 0;
+    for (int trial = 0; trial < 300; ++trial) {
+        const Network network{{{pick(1, 6), 0, 1e5 * pick(1, 9)}, {pick(1, 4), 0, 1e5 * pick(1, 9)}}, 0};
+        const int size = network.size();
+        if (size == 1) continue;
+        Plan plan = trial % 2 ? make_plan(size, {size}, "r")
+                              : make_plan(size, {network.tiers[0].size, network.tiers[1].size}, "r");
+        plan.chunks = pick(1, 3);
+        Tuning tuning;
+        tuning.algorithm = std::array{Algorithm::bandwidth, Algorithm::latency, Algorithm::automatic}[trial / 2 % 3];
+        const auto task = allreduce(static_cast<uint64_t>(pick(1, pick(0, 1) ? 40 : 5000)));
+        const double cut = allreduce_bounds(network, 4 * task.count).cut;
+        const Forecast one = simulate(network, plan, task, tuning),
+                       all = simulate(network, plan, task, tuning, 16, false);
+        CHECK(one.seconds > 0.9999 * cut);
+        CHECK(all.seconds > 0.9999 * cut);
+        symmetric += one.symmetric;
+        CHECK(one.seconds > 0.999 * all.seconds);
+        // In one chunk over equal links it is the time of all: the largest part is sent in every round.
+        const bool is_flat = network.tiers[0].size == 1 || network.tiers[1].size == 1;
+        if (is_flat && one.chunks == 1) CHECK(relative(one.seconds, all.seconds) < 1e-3);
+        for (size_t t = 0; t < network.tiers.size(); ++t) {
+            CHECK(std::fabs(one.tier_bytes[t] - all.tier_bytes[t]) <= 4 * all.tier_messages[t] + 1e-6);
+        }
+    }
+    CHECK(symmetric > 50);
 }
 
 TEST("many ranks are quick to simulate only where one stands for all") {

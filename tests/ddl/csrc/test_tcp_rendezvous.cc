@@ -3,6 +3,7 @@
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <cstring>
@@ -482,6 +483,45 @@ TEST("ranks that find the address of a job before theirs in the store ask again"
     second.join();
     CHECK(exchange_all(all, {1}));
     CHECK(store.gets > 1);
+}
+
+namespace {
+
+// What meet() ends with on one rank; "" if it succeeds.
+std::string end_of_meeting(Store& store, int rank, int size, double timeout) {
+    return check::message_of<Error>([&] { meet(store.member(rank, size), 0, timeout, [](const std::string&) {}); });
+}
+
+}  // namespace
+
+TEST("ranks of different sizes learn both sizes, though one that rank 0 waits for never comes") {
+    for (const int size : {2, 3}) {
+        Store store;
+        std::string said[2];
+        std::thread second([&] { said[1] = end_of_meeting(store, 1, 5 - size, 60); });
+        said[0] = end_of_meeting(store, 0, size, 60);
+        second.join();
+        for (const std::string& one : said) {
+            CHECK_EQ(one, "ddl_init: rank 0 is one of " + std::to_string(size) + " ranks, but rank 1 is one of " +
+                              std::to_string(5 - size) + ": start all with the same size (WORLD_SIZE)");
+        }
+    }
+}
+
+TEST("a second process with a rank's number, and one beyond rank 0's size, learn that rank 0 does not take them") {
+    Store store;
+    const Transports all = meet_all(store, 2);
+    for (const int rank : {1, 2}) {
+        std::string said;
+        std::atomic<bool> ended{false};
+        std::thread other([&] {
+            said = end_of_meeting(store, rank, 3, 1);
+            ended = true;
+        });
+        while (!ended) poll_all(all);
+        other.join();
+        CHECK_CONTAINS(said, "for rank 0: it answers, but takes no rank " + std::to_string(rank) + " of 3 from here");
+    }
 }
 
 namespace {

@@ -50,6 +50,9 @@ def test_a_host_that_is_named_again_has_the_sum() -> None:
         ("a:x", "'x'"),
         ("-a", "'-a' is not a host name"),
         ("", "''"),
+        ("::1", "'::1' looks like an IPv6 address, and none is accepted"),
+        ("a,[::1]:2", "'[::1]:2' looks like an IPv6 address"),
+        ("fe80::1%eth0:2", "looks like an IPv6 address"),
     ],
 )
 def test_a_host_that_cannot_be_is_named(text: str, what: str) -> None:
@@ -69,6 +72,8 @@ def test_a_host_file_with_a_line_a_slot_is_counted() -> None:
 def test_an_error_in_a_host_file_names_the_line() -> None:
     with pytest.raises(UsageError, match="f, line 2: 'cores=3' is no setting"):
         parse_hostfile("a\nb cores=3", "f")
+    with pytest.raises(UsageError, match="f, line 1: 'fe80::1' looks like an IPv6 address"):
+        parse_hostfile("me@fe80::1 slots=2", "f")
     with pytest.raises(UsageError, match="f: it names no host"):
         parse_hostfile("# none\n", "f")
 

@@ -170,6 +170,16 @@ def test_a_probe_that_is_cut_off_is_no_mpirun_that_said_nothing(fallback: Probe)
     assert found.problems["b"].endswith(". mpirun did not finish within 0 s (--start-timeout), and said nothing")
 
 
+@pytest.mark.parametrize(("one", "other"), [("localhost", "127.0.0.1"), ("b", "b.example")])
+def test_a_host_with_two_names_is_told_so(
+    fallback: Probe, machine: Callable[..., Machine], one: str, other: str
+) -> None:
+    answer = shlex.quote(probe.line(Answer(machine("b")), 0))
+    problems = fallback("exit 1", f"echo {answer}", one, other).problems
+    assert problems[one].startswith(f"it is the same host as {other}: name each host once")
+    assert problems[other].startswith(f"it is the same host as {one}: name each host once")
+
+
 def test_in_a_slurm_allocation_hosts_are_asked_with_srun(fallback: Probe, tmp_path: Path) -> None:
     found = fallback(batch="slurm")
     assert found.problems["b"].endswith(". mpirun said nothing")

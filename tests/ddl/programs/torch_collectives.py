@@ -51,7 +51,7 @@ def tensors_of(it: object):
 
 
 def layouts(tensor: Tensor):
-    """The same numbers, in other memory: as they are, with strides, at an odd address, transposed, ..."""
+    """The same numbers, in other memory: as they are, with strides, at an odd address, with the other sign, ..."""
     yield "contiguous", tensor.clone()
     wide = torch.zeros((*tensor.shape, 2), dtype=tensor.dtype)
     wide[..., 0] = tensor
@@ -64,6 +64,7 @@ def layouts(tensor: Tensor):
         yield "at an odd address", odd.copy_(tensor.reshape(-1)).view(tensor.shape)
     if tensor.dim() == 2:
         yield "transposed", tensor.t().contiguous().t()
+    yield "with the negative bit", torch._neg_view(-tensor)
 
 
 def reductions() -> None:

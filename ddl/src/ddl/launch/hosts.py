@@ -20,6 +20,8 @@ _MOST_NUMBER = 10**12  # in a host's name
 
 _HOST = re.compile(r"(?!.{254})(?!.*[^.]{64})[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")  # at most as long as DNS allows
 
+_IPV6 = re.compile(r"\[.*|[0-9A-Fa-f.]*(:[0-9A-Fa-f.]*){2,}(%.*)?")
+
 
 @dataclass(frozen=True)
 class Host:
@@ -80,8 +82,8 @@ def parse_hosts(text: str) -> tuple[Host, ...]:
     """`a,b:2,c` as hosts; a repeated name adds its slots, as for mpirun. Raises UsageError."""
     hosts = []
     for word in text.split(","):
-        name, colon, slots = word.strip().partition(":")
         where = f"-H {quoted(text)}"
+        name, colon, slots = _parted(word.strip(), where)
         hosts.append(Host(_name(name, where), _slots(slots, where) if colon else None))
     return _merged(hosts)
 
@@ -94,7 +96,7 @@ def parse_hostfile(text: str, path: str) -> tuple[Host, ...]:
         if not words:
             continue
         where = f"{path}, line {number}"
-        name, colon, count = words[0].rpartition("@")[2].partition(":")
+        name, colon, count = _parted(words[0].rpartition("@")[2], where)
         slots = _slots(count, where) if colon else None
         for word in words[1:]:
             key, equals, value = word.partition("=")
@@ -194,6 +196,16 @@ def _expanded(ranges: str, text: str) -> Iterable[str]:
         _count(hosts, text)
         for number in range(first, last + 1):
             yield f"{number:0{len(low)}}"
+
+
+def _parted(word: str, where: str) -> tuple[str, str, str]:
+    """`HOST:SLOTS` in parts, as str.partition gives them."""
+    if _IPV6.fullmatch(word):
+        raise UsageError(
+            f"{where}: {quoted(word)} looks like an IPv6 address, and none is accepted; expected names such as host1 "
+            "or 10.0.0.1"
+        )
+    return word.partition(":")
 
 
 def _name(name: str, where: str) -> str:

@@ -38,6 +38,8 @@ _CANNOT_START = (
     "and that no firewall is between the hosts"
 )
 
+_TWICE = "it is the same host as {0}: name each host once, for several ranks with their number, such as {0}:2"
+
 
 @dataclass(frozen=True)
 class Reached:
@@ -148,7 +150,9 @@ def _look(asked: Options, found: Found, seconds: float) -> tuple[Reached, str]:
     alone = _ask_alone(missing, agent, own, environment.values(exported, environ), environ)
     said = mpirun_said(status, errors, seconds)
     if not alone.problems:  # each host answers when asked alone, so mpirun is at fault
-        return Reached(machines, dict.fromkeys(missing, f"{_CANNOT_START}. {said}"), gaps), errors
+        twins = {name: _other_name(name, names, found.addresses) for name in missing}
+        problems = {name: _TWICE.format(twin) if twin else f"{_CANNOT_START}. {said}" for name, twin in twins.items()}
+        return Reached(machines, problems, gaps), errors
     # mpirun's words may name the cause, if it reaches hosts in another way than we do. Often they repeat the agent's.
     heard = _first_line(errors)
     problems = {
@@ -156,6 +160,15 @@ def _look(asked: Options, found: Found, seconds: float) -> tuple[Reached, str]:
         for name, problem in alone.problems.items()
     }
     return Reached({**machines, **alone.machines}, problems, gaps), errors
+
+
+def _other_name(name: str, names: Sequence[str], resolved: Mapping[str, str]) -> str:
+    """Another of the names that stands for the same host as `name`; "" if none does."""
+
+    def is_same(other: str) -> bool:
+        return (is_here(name) and is_here(other)) or resolved[name] == resolved[other] != ""
+
+    return next((other for other in names if other != name and is_same(other)), "")
 
 
 def mpirun_said(status: int | None, errors: str, seconds: float) -> str:
