@@ -48,18 +48,22 @@ def test_without_stderr_nothing_is_said_on_stdout(
     assert capsys.readouterr().out == ""
 
 
-_DAEMON = """
+_CHILD = """
 import os, sys
+open(sys.argv[1], "w").write(" ".join(os.readlink(f"/proc/self/fd/{number}") for number in range(3)))
+"""
+_DAEMON = """
+import subprocess, sys
 from lms import cli
 try:
     cli.main(["--version"])
 except SystemExit:
-    open(sys.argv[1], "w").write(" ".join(os.readlink(f"/proc/self/fd/{number}") for number in range(3)))
+    subprocess.run([sys.executable, "-c", sys.argv[1], sys.argv[2]], check=True)
 """
 
 
-def test_a_command_opens_the_streams_that_a_daemon_has_closed(tmp_path: Path) -> None:
+def test_a_command_and_its_children_have_the_streams_that_a_daemon_has_closed(tmp_path: Path) -> None:
     found = tmp_path / "found"
-    closed = 'exec "$0" -c "$1" "$2" <&- >&- 2>&-'
-    subprocess.run(["sh", "-c", closed, sys.executable, _DAEMON, found], check=True)
+    closed = 'exec "$0" -c "$1" "$2" "$3" <&- >&- 2>&-'
+    subprocess.run(["sh", "-c", closed, sys.executable, _DAEMON, _CHILD, found], check=True)
     assert found.read_text() == "/dev/null /dev/null /dev/null"

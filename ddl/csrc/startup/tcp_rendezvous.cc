@@ -150,7 +150,7 @@ class Meeting {
         for (int rank = 1; rank < start_.size; ++rank) {
             const Socket& socket = sockets_[static_cast<size_t>(rank)];
             if (!socket) continue;
-            // Closed with something unread, a connection would lose what is sent here.
+            // If a socket is closed with unread data, TCP resets it, and the refusal is lost.
             if (rank != other && contacts[static_cast<size_t>(rank)].empty()) {
                 receive_text(socket, &contact, longest_text(), until);
             }
@@ -171,7 +171,8 @@ class Meeting {
                                   " s for " + name_list(missing) + ": ";
         if (connector_->was_turned_away()) {
             return begin + "it answers, but takes no rank " + rank + " of " + std::to_string(start_.size) +
-                   " from here: there is another rank " + rank + ", or ranks have different sizes (WORLD_SIZE)";
+                   " from here: there is another rank " + rank +
+                   ", ranks have different sizes (WORLD_SIZE), or another program has this address";
         }
         return begin + "not started, " + (start_.secret.empty() ? "" : "with another DDL_SECRET, ") +
                "or no TCP connection is possible";

@@ -470,7 +470,38 @@ def test_parameters_that_are_mapped_from_a_file_leave_and_the_file_stays_as_it_i
     assert file.read_bytes() == before
 
 
-@pytest.mark.parametrize("how", ["read", "mapped", "read, with an array", "from an array"])
+def test_memory_that_several_slices_of_a_file_have_keeps_what_was_written_to_it(tmp_path: Path) -> None:
+    nbytes = 4 * WIDTH * WIDTH
+    (tmp_path / "weights").write_bytes(bytes(nbytes))
+    whole = torch.UntypedStorage.from_file(str(tmp_path / "weights"), False, nbytes)
+    one, other = (torch.empty(0).set_(whole[:nbytes]).view(WIDTH, WIDTH) for _ in range(2))  # type: ignore[call-overload]
+    other.fill_(7)
+    model = Net()
+    model.layers[5].weight = nn.Parameter(one)
+    del one
+    with Session(model, budget=0, swap="parameters") as session:
+        model(torch.ones(2, WIDTH))
+        assert session.stats()["state"] == 13 * nbytes
+        assert (model.layers[5].weight == 7).all()
+        assert (other == 7).all()
+
+
+def test_sparse_state_stays() -> None:
+    def train(session: contextlib.AbstractContextManager[Any]) -> list[Tensor]:
+        torch.manual_seed(0)
+        model = nn.Embedding(1000, 100, sparse=True)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+        with session:
+            for step in range(3):
+                optimizer.zero_grad()
+                model(torch.arange(step, 400 + step)).square().sum().backward()
+                optimizer.step()
+        return [*model.parameters()]
+
+    assert same(train(Session(budget=0, swap="optimizer")), train(contextlib.nullcontext()))
+
+
+@pytest.mark.parametrize("how", ["read", "mapped", "read, with an array", "read, with DLPack's array", "from an array"])
 def test_state_that_was_loaded_before_the_session_leaves_unless_others_have_it(tmp_path: Path, how: str) -> None:
     file = tmp_path / "state.pt"
 
@@ -487,7 +518,8 @@ def test_state_that_was_loaded_before_the_session_leaves_unless_others_have_it(t
                     entry["momentum_buffer"] = torch.from_numpy(arrays[-1])
                 elif how == "read, with an array":
                     arrays.append(entry["momentum_buffer"].numpy())
-            entry = None
+                elif how == "read, with DLPack's array":
+                    arrays.append(np.from_dlpack(entry["momentum_buffer"]))
         with session(model, optimizer) as opened:
             for _ in range(steps):
                 optimizer.zero_grad()
@@ -511,7 +543,7 @@ def test_state_that_was_loaded_before_the_session_leaves_unless_others_have_it(t
     assert stats["state"] == (0 if "array" in how else large)
 
 
-@pytest.mark.parametrize("how", ["a view", "numpy", "from numpy", "shared"])
+@pytest.mark.parametrize("how", ["a view", "numpy", "from numpy", "DLPack", "shared"])
 def test_memory_that_others_refer_to_stays(how: str) -> None:
     model = Net()
     weight = model.layers[5].weight
@@ -519,6 +551,8 @@ def test_memory_that_others_refer_to_stays(how: str) -> None:
         array = weight.detach().numpy()
     elif how == "numpy":
         array = weight.requires_grad_(False).numpy()
+    elif how == "DLPack":
+        array = np.from_dlpack(weight.requires_grad_(False))
     elif how == "from numpy":
         array = np.ones((WIDTH, WIDTH), np.float32)
         model.layers[5].weight = nn.Parameter(torch.from_numpy(array))

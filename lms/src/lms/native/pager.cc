@@ -216,6 +216,7 @@ void Pager::keep(std::size_t nbytes, bool fills) {
 
 void Pager::let_read(bool begins) {
     Lock lock(mutex_);
+    if (!begins && readers_ == 0) return;  // the parent of this process began
     if (begins ? readers_++ == 0 : --readers_ == 0) {
         for (const Piece& piece : pieces_) {
             if (piece.state == State::kAway) unmap(piece);
@@ -319,7 +320,7 @@ void Pager::in_child() {
             pool_.left(piece.nbytes);
         }
         if (piece.state == State::kComing || piece.state == State::kAway) {
-            if (readers_ > 0) allow(piece, PROT_NONE);
+            allow(piece, PROT_NONE);  // a save may read it
             piece.state = State::kLost;
         }
     }
@@ -402,8 +403,8 @@ bool Pager::evict(Lock& lock, Piece& piece) {
     return true;
 }
 
-// Give the pages of a piece back that the file has. A fresh mapping over it also changes the access at once: to none,
-// or for system calls to the file's bytes. Neighbours become one mapping. False if the system refuses.
+// Give back the pages of a piece whose bytes are in the file. A fresh mapping over it takes all access at once, or maps
+// the file during a save. Neighbours become one mapping. False if the system refuses.
 bool Pager::unmap(const Piece& piece) const {
     const bool reads = readers_ > 0;
     return mmap(piece.address, piece.nbytes, reads ? PROT_READ : PROT_NONE,

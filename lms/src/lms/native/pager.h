@@ -70,7 +70,7 @@ class Pager {
     void keep(std::size_t nbytes, bool fills);
 
     // Until a call with false: system calls may read what is out, such as a write to another file. They read it from
-    // our file, and the pages do not count as resident. Calls nest.
+    // our file, and the pages do not count as resident. Calls nest. If the disk fails meanwhile, who reads gets SIGBUS.
     void let_read(bool begins);
 
     // The pool's bound has changed.
@@ -145,7 +145,7 @@ class Pager {
     bool running_ = false;
     std::size_t keep_ = ~std::size_t{0};
     bool fills_ = false;
-    int readers_ = 0;         // threads whose system calls may read what is away
+    int readers_ = 0;         // calls of `let_read` that have begun and not ended
     bool short_ = false;      // more is in memory than there is room for, and `write_behind` knows
     std::size_t coming_ = 0;  // bytes that `read_ahead` would like to have room for
     std::uint32_t position_ = 0, length_ = 0;

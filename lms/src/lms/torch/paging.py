@@ -27,7 +27,7 @@ from lms.memory.pager import Block, Pager, PagerUsage
 from lms.torch.cpu.loaded import drop_pages, is_mapped, is_read
 from lms.torch.cpu.page_pool import pages
 from lms.torch.movable import movable
-from lms.torch.optimizer_state import is_alone, places
+from lms.torch.optimizer_state import places
 from lms.torch.records import flat_bytes, use_count
 from lms.torch.saving import let_saves_read
 
@@ -114,7 +114,9 @@ class Paging:
             for parameter, entry in entries:
                 if not isinstance(parameter, torch.Tensor):
                     continue
-                blocks = (self._settle_state(container, key) for container, key in places(entry))
+                found = (container[key] for container, key in places(entry))
+                state = (one for one in found if isinstance(one, torch.Tensor) and self._may_leave(one))
+                blocks = (self._settle(_places_of_state, one) for one in state)
                 self._states[parameter] = tuple(block for block in blocks if block is not None)
 
     def count(self) -> None:
@@ -218,30 +220,22 @@ class Paging:
         weakref.finalize(owner, _leave, weakref.ref(self), block).atexit = False
         return block
 
-    def _settle_state(self, container: Any, key: Any) -> Block | None:
-        alone = is_alone(container, key)  # asked before a variable refers to it
-        tensor = container[key]
-        return self._settle(_places_of_state, tensor, alone=alone) if self._may_leave(tensor) else None
-
-    def _settle(self, known: WeakIdKeyDictionary, tensor: torch.Tensor, *, alone: bool = False) -> Block | None:
-        """Let the tensor's pages leave, to its block in `known`; None if they stay. `alone`: no other code has it."""
+    def _settle(self, known: WeakIdKeyDictionary, tensor: torch.Tensor) -> Block | None:
+        """Let the tensor's pages leave, to its block in `known`; None if they stay."""
         nbytes, storage = _nbytes(tensor), tensor.untyped_storage()
         block: Block | None = known.get(tensor)
         if block is None or block.nbytes != nbytes:
             block = known[tensor] = self._block(tensor, nbytes)
         tracked = self.pager.track(block, storage.data_ptr())
-        # What was made before the page pool took over moves into it, unless others refer to the memory: a tensor,
-        # another process, or NumPy, which fixes the storage's size. A loaded checkpoint has fixed sizes, too.
-        if not tracked and use_count(storage._cdata) <= 2 and not storage.is_shared():
+        # What was made before the page pool took over moves into it, unless others refer to the memory.
+        if not tracked and _is_alone(tensor):
             mapped = is_mapped(storage)
-            if not (storage.resizable() or mapped or (alone and is_read(storage))):
-                return None
             twin = pages(nbytes)
             twin.copy_(flat_bytes(tensor))
             storage._swap_data_ptr_(twin.untyped_storage())  # type: ignore[attr-defined]
             if mapped:
                 drop_pages(twin.untyped_storage())
-                _mapped[tensor] = twin.untyped_storage()  # an array of NumPy's may still point to it
+                _mapped[tensor] = twin.untyped_storage()  # another slice of the file may have the same bytes
             # Not a used block: its memory may live on elsewhere.
             block = known[tensor] = self._block(tensor, nbytes, fresh=True)
             tracked = self.pager.track(block, storage.data_ptr())
@@ -256,6 +250,17 @@ def _leave(paging: weakref.ref[Paging], block: Block) -> None:
     found = paging()
     if found is not None and found._left is not None:
         found._left[block.nbytes, block.transient].append(block)
+
+
+def _is_alone(tensor: torch.Tensor) -> bool:
+    """Whether nothing but this tensor refers to its memory, as far as PyTorch can tell."""
+    storage = tensor.untyped_storage()
+    if use_count(storage._cdata) > 2 or storage.is_shared():  # another tensor or `tensor.numpy()`, another process
+        return False
+    # DLPack refers to the tensor. Autograd does, too, if the tensor needs a gradient; DLPack refuses that.
+    if not tensor.requires_grad and tensor._use_count() > 1:  # type: ignore[attr-defined]
+        return False
+    return storage.resizable() or is_mapped(storage) or is_read(storage)  # else NumPy's, or another library's
 
 
 def _nbytes(tensor: torch.Tensor) -> int:

@@ -21,11 +21,19 @@ def let_saves_read(reading: Reading) -> None:
     serialization: Any = torch.serialization
     if hasattr(serialization._open_zipfile_writer, "reads"):
         return
-    for name in ("_open_zipfile_writer", "_open_file_like"):  # one of them opens the file of `torch.save`
-        setattr(serialization, name, _opens(getattr(serialization, name), reading))
+    # One of these opens the file of `torch.save`.
+    zipped, plain = serialization._open_zipfile_writer, serialization._open_file_like
+    serialization._open_zipfile_writer = _opens(zipped, reading)
+
+    @functools.wraps(plain)
+    def open_file_like(target: Any, mode: str) -> Any:
+        return plain(target, mode) if "r" in mode else _opens(plain, reading)(target, mode)
+
+    serialization._open_file_like = open_file_like
     jit: Any = torch.jit
-    jit.RecursiveScriptModule.save = _calls(jit.RecursiveScriptModule.save, reading)
-    with suppress(ImportError):
+    if hasattr(jit.RecursiveScriptModule, "save"):  # not with PYTORCH_JIT=0
+        jit.RecursiveScriptModule.save = _calls(jit.RecursiveScriptModule.save, reading)
+    with suppress(ImportError, AttributeError):  # others than today's may have no such function
         safetensors: Any = import_module("safetensors.torch")
         safetensors.serialize_file = _calls(safetensors.serialize_file, reading)
 
@@ -33,8 +41,8 @@ def let_saves_read(reading: Reading) -> None:
 def _opens(plain: Callable[..., AbstractContextManager[Any]], reading: Reading) -> Callable[..., Any]:
     @functools.wraps(plain)
     @contextmanager
-    def opening(*args: Any, **kwargs: Any) -> Generator[Any, None, None]:
-        with reading(), plain(*args, **kwargs) as opened:
+    def opening(*args: Any) -> Generator[Any, None, None]:
+        with reading(), plain(*args) as opened:
             yield opened
 
     opening.reads = True  # type: ignore[attr-defined]

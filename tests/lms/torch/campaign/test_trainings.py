@@ -47,7 +47,7 @@ BUGS: dict[str, Edit] = {
         "        piece.offset = offset;\n",
     ),
     "stale version: the access is revoked after the copy out": (
-        "    piece.lifted = pool_.wants(piece.nbytes) ? lift(piece) : nullptr;\n"
+        "    piece.lifted = readers_ == 0 && pool_.wants(piece.nbytes) ? lift(piece) : nullptr;\n"
         "    if (piece.state == State::kDirty) {\n"
         "        if (piece.lifted == nullptr && !allow(piece, PROT_READ)) return false;\n",
         "    if (piece.state == State::kDirty) {\n",

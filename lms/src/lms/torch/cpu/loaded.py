@@ -1,6 +1,6 @@
 """Storages that a checkpoint was loaded into. PyTorch forbids to resize them, as it does if NumPy refers to the memory.
 
-Without the page pool nobody has to know them apart, and the answers are not right.
+Without the page pool both answers are False.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ def is_mapped(storage: torch.UntypedStorage) -> bool:
 
 
 def is_read(storage: torch.UntypedStorage) -> bool:
-    """Whether `torch.load` read a file into it. An array may still refer to it, and then to a tensor over it, too."""
+    """Whether `torch.load` read a file into it: the memory is PyTorch's own."""
     pool = page_pool.find()
     return pool is not None and bool(pool.library.lms_is_read(ctypes.c_void_p(storage._cdata)))
 
 
 def drop_pages(storage: torch.UntypedStorage) -> None:
-    """Give back the memory of a mapped storage. It has the file's bytes again."""
+    """Give back the memory of a mapped storage as far as it has the file's bytes."""
     pool = page_pool.find()
     assert pool is not None
     pool.library.lms_drop_mapped_pages(ctypes.c_void_p(storage.data_ptr()), ctypes.c_size_t(storage.nbytes()))
