@@ -35,7 +35,6 @@ from lms.torch.saving import let_saves_read
 _places: WeakIdKeyDictionary = WeakIdKeyDictionary()  # parameters: their blocks
 _places_of_gradients: WeakIdKeyDictionary = WeakIdKeyDictionary()  # parameters: the blocks of their gradients
 _places_of_state: WeakIdKeyDictionary = WeakIdKeyDictionary()  # an optimizer's tensors: their blocks
-_mapped: WeakIdKeyDictionary = WeakIdKeyDictionary()  # tensors: the part of a file that they were mapped from
 _CPU = torch.device("cpu")
 _MOST_USES = 1_000_000  # in a step; one that never ends is not remembered
 
@@ -234,8 +233,7 @@ class Paging:
             twin.copy_(flat_bytes(tensor))
             storage._swap_data_ptr_(twin.untyped_storage())  # type: ignore[attr-defined]
             if mapped:
-                drop_pages(twin.untyped_storage())
-                _mapped[tensor] = twin.untyped_storage()  # another slice of the file may have the same bytes
+                drop_pages(twin.untyped_storage())  # they stay until all of the file is unmapped
             # Not a used block: its memory may live on elsewhere.
             block = known[tensor] = self._block(tensor, nbytes, fresh=True)
             tracked = self.pager.track(block, storage.data_ptr())
