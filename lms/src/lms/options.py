@@ -222,7 +222,7 @@ class Options:
         "serve the figures on this port, for Prometheus: one port a host, for all of its ranks",
     )
     metrics_address: str = _option(
-        "127.0.0.1", _address, "IP", "open that port at this address of the host (default 127.0.0.1, which is itself)"
+        "127.0.0.1", _address, "IP", "open that port at this address of the host (default 127.0.0.1: this host only)"
     )
     why: str = field(default="", compare=False)  # for people: the source of limit, frac or budget
 

@@ -197,14 +197,14 @@ def add_options(parser: Parser) -> None:
     add("--mpiarg", "--mpiargs", dest="mpiargs", action="extend", type=words, metavar='"..."', help="more for mpirun")
     add("-x", dest="exports", action="append", type=read(_export), metavar="VAR[=VALUE]",
         help="give the ranks this variable (PATH, LD_LIBRARY_PATH, PYTHONPATH, CUDA_VISIBLE_DEVICES, DDL_* and NCCL_* "
-        "go without asking)")
-    add("--restarts", type=read(partial(count, least=0)), metavar="N", help="start a job that failed again, N times")
-    add("--start-timeout", type=number, metavar="SECONDS", help="for the next host or rank to begin, before the start "
-        f"is given up (default {START_SECONDS})")
+        "are passed by default)")
+    add("--restarts", type=read(partial(count, least=0)), metavar="N", help="restart a failed job, up to N times")
+    add("--start-timeout", type=number, metavar="SECONDS", help="how long the next host or rank may take to begin, "
+        f"before the start is given up (default {START_SECONDS})")
 
     add = group("what is shown and checked")
     add("--skipchecks", action="store_true", help="look at no other host first")
-    add("-v", "--verbose", action="store_true", help="say each choice with its reason, and the command")
+    add("-v", "--verbose", action="store_true", help="print each choice with its reason, and the command")
     add("--dry-run", action="store_true", help="print what would be run, and run nothing")
     add("--rank-prefix", action="store_true", help="the rank before each line of output")
     add("--log-dir", type=read(_path), metavar="DIR", help="keep the run's folder in DIR (default: see the manual)")
@@ -214,7 +214,7 @@ def add_options(parser: Parser) -> None:
     add("--metrics-port", type=read(partial(whole, most=65535)), metavar="N",
         help="for Prometheus: a port on each host, which its ranks share")
     add("--metrics-address", type=read(_address), metavar="IP",
-        help="open it at this address of each host (default 127.0.0.1; 0.0.0.0: at all)")
+        help="open it at this address of each host (default 127.0.0.1; 0.0.0.0: all of them)")
     # fmt: on
 
 
