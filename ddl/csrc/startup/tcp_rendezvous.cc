@@ -117,7 +117,7 @@ class Meeting {
         }
     }
 
-    // Rank 0's: until all others are connected and have said where they listen.
+    // On rank 0: wait until all others are connected and have said at which addresses they listen.
     void await_others(std::vector<std::string>& contacts) {
         for (;; serve()) {
             const auto has_spoken = [&](int other) {

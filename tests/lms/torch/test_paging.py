@@ -412,7 +412,7 @@ def test_system_calls_read_what_is_away_while_pieces_leave_and_come_back(tmp_pat
         thread = threading.Thread(target=use)
         thread.start()
         try:
-            with session._state._paging.pager.reading()():
+            with session._state._paging.pager.reading():
                 for _ in range(20):
                     file.seek(0)
                     assert os.writev(file.fileno(), weights) == len(expected)
@@ -619,7 +619,7 @@ def test_a_forked_process_that_uses_what_is_away_ends_with_a_reason() -> None:
 
 
 def test_a_process_forked_during_a_save_does_not_read_what_its_parent_goes_on_writing() -> None:
-    program = FORK.replace("pid = os", "session._state._paging.pager.reading()().__enter__()\npid = os")
+    program = FORK.replace("pid = os", "session._state._paging.pager.reading().__enter__()\npid = os")
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
     assert run.stdout.split() == ["True", "True"], run.stderr
 

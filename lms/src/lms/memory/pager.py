@@ -10,7 +10,7 @@ import os
 import signal
 import weakref
 from collections.abc import Callable, Generator, Iterable, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from lms.errors import SpillError
@@ -56,6 +56,8 @@ class Pager:
     def __init__(self, library: ctypes.CDLL, engine: FileEngine) -> None:
         self._library = library
         self._engine = engine
+        # Makes contexts in which system calls may read what is away. It refers to no pager, and outlives this one.
+        self.reading = functools.partial(_reading, library)
         library.lms_pager_number.restype = ctypes.c_uint32
         library.lms_pager_track.argtypes = (
             ctypes.c_uint32, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint64, ctypes.c_size_t, ctypes.c_int,
@@ -93,10 +95,6 @@ class Pager:
     def reach(self, position: int) -> None:
         """The step is at this position of the course."""
         self._library.lms_pager_reach(position)
-
-    def reading(self) -> Callable[[], AbstractContextManager[None]]:
-        """Makes contexts in which system calls may read what is away. It outlives the pager."""
-        return functools.partial(_reading, self._library)
 
     def usage(self) -> PagerUsage:
         """Figures of this process's life, for any thread."""

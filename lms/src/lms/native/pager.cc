@@ -320,7 +320,7 @@ void Pager::in_child() {
             pool_.left(piece.nbytes);
         }
         if (piece.state == State::kComing || piece.state == State::kAway) {
-            allow(piece, PROT_NONE);  // a save may read it
+            allow(piece, PROT_NONE);  // a save may have made it readable
             piece.state = State::kLost;
         }
     }

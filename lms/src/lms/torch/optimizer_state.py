@@ -181,6 +181,12 @@ def start_back(entry: dict[str, Any]) -> None:
             away.start()
 
 
+def tensors(entry: Any) -> Iterator[torch.Tensor]:
+    """The tensors of a parameter's state that are on the device."""
+    found = (container[key] for container, key in places(entry))
+    return (one for one in found if isinstance(one, torch.Tensor))
+
+
 def places(entry: Any) -> Iterator[tuple[Any, Any]]:
     """Where an entry has a tensor or an `Away`: container and key. It refers to neither meanwhile."""
     for key in list(entry) if isinstance(entry, dict) else range(len(entry)):

@@ -27,7 +27,7 @@ from lms.memory.pager import Block, Pager, PagerUsage
 from lms.torch.cpu.loaded import drop_pages, is_mapped, is_read
 from lms.torch.cpu.page_pool import pages
 from lms.torch.movable import movable
-from lms.torch.optimizer_state import places
+from lms.torch.optimizer_state import tensors
 from lms.torch.records import flat_bytes, use_count
 from lms.torch.saving import let_saves_read
 
@@ -76,7 +76,7 @@ class Paging:
 
     def open(self, models: Iterable[torch.nn.Module]) -> None:
         """Begin, with the parameters of `models`. Others follow as their modules are called."""
-        let_saves_read(self.pager.reading())
+        let_saves_read(self.pager.reading)
         if self._parameters or self._gradients:
             self._hooks.append(register_module_forward_pre_hook(torch.compiler.disable(self._before_forward)))
             for model in models:
@@ -113,9 +113,7 @@ class Paging:
             for parameter, entry in entries:
                 if not isinstance(parameter, torch.Tensor):
                     continue
-                found = (container[key] for container, key in places(entry))
-                state = (one for one in found if isinstance(one, torch.Tensor) and self._may_leave(one))
-                blocks = (self._settle(_places_of_state, one) for one in state)
+                blocks = (self._settle(_places_of_state, one) for one in tensors(entry) if self._may_leave(one))
                 self._states[parameter] = tuple(block for block in blocks if block is not None)
 
     def count(self) -> None:
@@ -219,12 +217,12 @@ class Paging:
         weakref.finalize(owner, _leave, weakref.ref(self), block).atexit = False
         return block
 
-    def _settle(self, known: WeakIdKeyDictionary, tensor: torch.Tensor) -> Block | None:
-        """Let the tensor's pages leave, to its block in `known`; None if they stay."""
+    def _settle(self, places: WeakIdKeyDictionary, tensor: torch.Tensor) -> Block | None:
+        """Let the tensor's pages leave, to its block in `places`; None if they stay."""
         nbytes, storage = _nbytes(tensor), tensor.untyped_storage()
-        block: Block | None = known.get(tensor)
+        block: Block | None = places.get(tensor)
         if block is None or block.nbytes != nbytes:
-            block = known[tensor] = self._block(tensor, nbytes)
+            block = places[tensor] = self._block(tensor, nbytes)
         tracked = self.pager.track(block, storage.data_ptr())
         # What was made before the page pool took over moves into it, unless others refer to the memory.
         if not tracked and _is_alone(tensor):
@@ -233,9 +231,9 @@ class Paging:
             twin.copy_(flat_bytes(tensor))
             storage._swap_data_ptr_(twin.untyped_storage())  # type: ignore[attr-defined]
             if mapped:
-                drop_pages(twin.untyped_storage())  # they stay until all of the file is unmapped
+                drop_pages(twin.untyped_storage())  # the file stays mapped as long as one of its tensors is
             # Not a used block: its memory may live on elsewhere.
-            block = known[tensor] = self._block(tensor, nbytes, fresh=True)
+            block = places[tensor] = self._block(tensor, nbytes, fresh=True)
             tracked = self.pager.track(block, storage.data_ptr())
         return block if tracked else None
 
@@ -251,7 +249,7 @@ def _leave(paging: weakref.ref[Paging], block: Block) -> None:
 
 
 def _is_alone(tensor: torch.Tensor) -> bool:
-    """Whether nothing but this tensor refers to its memory, as far as PyTorch can tell."""
+    """Whether no other tensor, array or process refers to the tensor's memory, as far as PyTorch can tell."""
     storage = tensor.untyped_storage()
     if use_count(storage._cdata) > 2 or storage.is_shared():  # another tensor or `tensor.numpy()`, another process
         return False

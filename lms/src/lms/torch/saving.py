@@ -1,4 +1,4 @@
-"""Saving tensors that may be away: the system calls of these functions read them where the pager has put them."""
+"""Saving tensors that are away: while a save runs, its system calls read them from the pager's file."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ Reading = Callable[[], AbstractContextManager[None]]  # in such a context, syste
 
 
 def let_saves_read(reading: Reading) -> None:
-    """Have `torch.save`, `torch.jit.save` and safetensors' `save_file` do so from now on: after a session, too.
+    """Let `torch.save`, `torch.jit.save` and safetensors' `save_file` save what is away, also after a session.
 
-    A script may have imported them before, so what they call is replaced.
+    A script may have imported them before, so this replaces the functions that they call.
     """
     serialization: Any = torch.serialization
     if hasattr(serialization._open_zipfile_writer, "reads"):
@@ -33,7 +33,7 @@ def let_saves_read(reading: Reading) -> None:
     jit: Any = torch.jit
     if hasattr(jit.RecursiveScriptModule, "save"):  # not with PYTORCH_JIT=0
         jit.RecursiveScriptModule.save = _calls(jit.RecursiveScriptModule.save, reading)
-    with suppress(ImportError, AttributeError):  # others than today's may have no such function
+    with suppress(ImportError, AttributeError):  # other versions may have no such function
         safetensors: Any = import_module("safetensors.torch")
         safetensors.serialize_file = _calls(safetensors.serialize_file, reading)
 

@@ -28,7 +28,7 @@ def is_read(storage: torch.UntypedStorage) -> bool:
 
 
 def drop_pages(storage: torch.UntypedStorage) -> None:
-    """Give back the memory of a mapped storage as far as it has the file's bytes."""
+    """Give back the pages of a mapped storage that nobody has written to."""
     pool = page_pool.find()
     assert pool is not None
     pool.library.lms_drop_mapped_pages(ctypes.c_void_p(storage.data_ptr()), ctypes.c_size_t(storage.nbytes()))
