@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from lms.core.link import Link
+from lms.errors import UsageError
 from lms.runtime.planner import PassPlanner
 from lms.torch.cuda.streams import CudaStreams
 from lms.torch.session import Session
@@ -207,3 +208,30 @@ def test_optimizer_state_that_is_away_between_steps_has_plains_bits(fused: bool)
 
     for ours, plain in zip(train(swapped=True), train(swapped=False), strict=True):
         assert torch.equal(ours, plain)
+
+
+@pytest.mark.parametrize("swap", ["parameters", "parameters,gradients", "activations,optimizer,parameters,gradients"])
+def test_parameters_and_gradients_that_are_away_between_uses_have_plains_bits(swap: str) -> None:
+    def train(*, swapped: bool) -> list[Tensor]:
+        torch.manual_seed(1)
+        net = nn.Sequential(*(layer for _ in range(16) for layer in (nn.Linear(1024, 1024), nn.Tanh()))).to(GPU)
+        optimizer = torch.optim.AdamW(net.parameters(), 1e-3)
+        session = Session(net, optimizer, budget=0, min_size=0, swap=swap) if swapped else nullcontext()
+        with session:
+            for _ in range(STEPS):
+                optimizer.zero_grad()
+                net(torch.ones(8, 1024, device=GPU)).square().mean().backward()
+                nn.utils.clip_grad_norm_(net.parameters(), 0.1)  # a use that nobody foresees
+                optimizer.step()
+            if isinstance(session, Session):
+                stats = session.stats()
+                assert stats["state_out"] > 0
+                assert stats["state_held"] < stats["state"]
+        return [*net.parameters(), *(one["exp_avg_sq"] for one in optimizer.state.values())]
+
+    try:
+        ours = train(swapped=True)
+    except UsageError as error:
+        pytest.skip(str(error))
+    for one, plain in zip(ours, train(swapped=False), strict=True):
+        assert torch.equal(one, plain)

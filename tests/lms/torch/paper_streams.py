@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -208,6 +209,51 @@ class PromptStreams(PaperStreams):
     def copy(self, stream: Stream, destination: torch.Tensor, source: torch.Tensor) -> None:
         super().copy(stream, destination, source)
         self.finish()
+
+
+class PaperManaged:
+    """Managed memory that is on a GPU or not, as the streams' queues have it; it holds its bytes in either case."""
+
+    def __init__(self, streams: PaperStreams, *, discards: bool = True) -> None:
+        self.discards = discards
+        self.sizes: dict[int, int] = {}  # of what is allocated, by address
+        self.on_gpu: set[int] = set()
+        self.most = 0  # bytes that were there at once
+        self._streams = streams
+        self._memory: dict[int, Any] = {}
+
+    def allocate(self, nbytes: int) -> int:
+        memory = (ctypes.c_char * nbytes)()
+        address = ctypes.addressof(memory)
+        self._memory[address], self.sizes[address] = memory, nbytes
+        return address
+
+    def free(self, address: int) -> None:
+        self._streams.finish()
+        del self._memory[address], self.sizes[address]
+        self.on_gpu.discard(address)
+
+    def prefetch(self, stream: Stream, address: int, nbytes: int, *, back: bool) -> None:
+        assert nbytes == self.sizes[address]
+        self._queue(stream, lambda: self._place(address, back=back), nbytes)
+
+    def discard(self, stream: Stream, address: int, nbytes: int) -> None:
+        assert self.discards
+        assert nbytes == self.sizes[address]
+        self._queue(stream, lambda: self._place(address, back=False), 0)
+
+    def tensor(self, owner: object, address: int, nbytes: int) -> torch.Tensor:
+        view = (ctypes.c_char * nbytes).from_address(address)
+        view.owner = owner  # type: ignore[attr-defined]
+        return torch.frombuffer(view, dtype=torch.uint8)
+
+    def _queue(self, stream: Stream, move: Callable[[], None], nbytes: int) -> None:
+        with self._streams.using(stream):
+            self._streams.launch(move, nbytes / BANDWIDTH)
+
+    def _place(self, address: int, *, back: bool) -> None:
+        (self.on_gpu.add if back else self.on_gpu.discard)(address)
+        self.most = max(self.most, sum(self.sizes[one] for one in self.on_gpu))
 
 
 def memory_of(tensor: torch.Tensor) -> memoryview:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lms.errors import LMSError, SpillError, UsageError
+from lms.errors import LMSError, SpillError
 from lms.memory.file import FileSlab
 from lms.torch import state
 from lms.torch.optimizer_state import Away, OptimizerState
@@ -49,7 +49,7 @@ OPTIMIZERS: dict[str, Make] = {
 
 @pytest.fixture(autouse=True)
 def _as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state, "_obstacle", lambda *_: UsageError("as on a GPU"))
+    monkeypatch.setattr(state, "_pager", lambda *_: None)
 
 
 class Another(torch.optim.Adam):

@@ -37,6 +37,7 @@ class Device(Protocol):
     """The memory that a session keeps under a limit."""
 
     name: str
+    reserved: int | None  # bytes for what is paged: if given, they count in the place of those that are
 
     def capacity(self) -> int:
         """Bytes that the device has for this process."""
@@ -49,6 +50,10 @@ class Device(Protocol):
 
     def reset_peak(self) -> None:
         """Let `peak` begin anew."""
+
+    def measure_anew(self) -> None:
+        """Let `peak` begin anew, as after tensors have moved to other memory of the device."""
+        self.reset_peak()
 
     def mark(self) -> Mark:
         """Now, a point in the computation's time. Never blocks."""
@@ -98,7 +103,7 @@ class CpuDevice(Device):
         self._pool: PagePool | None = None  # once it is in use
         self._limit: int | None = None
         self._outside = 0  # most resident bytes that were not the pool's
-        self.reserved: int | None = None  # bytes for what is paged: if given, they count in the place of those that are
+        self.reserved = None
 
     def capacity(self) -> int:
         """The lesser of what the machine has and what the control group allows, or this process's part of it."""
@@ -149,7 +154,7 @@ class CpuDevice(Device):
                 )
 
     def measure_anew(self) -> None:
-        """Forget how much was outside the pool: as after tensors have moved into it."""
+        """Let `peak` begin anew, and forget how much was outside the pool: as after tensors have moved into it."""
         self.reset_peak()  # the pool's and the kernel's together
         self._outside = 0
         self.peak()

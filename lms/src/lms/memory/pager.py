@@ -92,7 +92,7 @@ class Pager:
         positions = (ctypes.c_uint32 * len(uses))(*(at for _, at in uses))
         self._library.lms_pager_expect(pieces, positions, len(uses))
 
-    def reach(self, position: int) -> None:
+    def go_to(self, position: int) -> None:
         """The step is at this position of the course."""
         self._library.lms_pager_reach(position)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lms.memory.device import CpuDevice
+from lms.memory.device import Device
 from lms.runtime.planner import PassPlanner
 from lms.runtime.recorder import Recorder
 
@@ -17,7 +17,7 @@ class PagedRoom:
     Above that room the pager fills what nothing else uses at the moment.
     """
 
-    def __init__(self, planner: PassPlanner, device: CpuDevice, *, least: int) -> None:
+    def __init__(self, planner: PassPlanner, device: Device, *, least: int) -> None:
         self._planner = planner
         self._device = device
         self._least = least

@@ -1,4 +1,4 @@
-"""The parts of LMS for a device: its memory, as the limit bounds it, and the engine that moves bytes out of it."""
+"""The parts of LMS for a device: its memory, as the limit bounds it, and what moves bytes out of it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from lms.errors import UsageError
 from lms.memory.capacity import memory_capacity
 from lms.memory.device import CpuDevice, Device
 from lms.memory.file import FileSlab
@@ -16,11 +17,15 @@ from lms.memory.spill import spill_folder
 from lms.ranks import sharing
 from lms.torch.cpu import page_pool
 from lms.torch.cpu.engine import CpuEngine
+from lms.torch.cpu.pager import CpuPager
 from lms.torch.cuda.device import CudaDevice
 from lms.torch.cuda.engine import CudaEngine
+from lms.torch.cuda.managed import ManagedMemory
+from lms.torch.cuda.pager import CudaPager
 from lms.torch.cuda.pinning import cuda_register, cuda_unregister
 from lms.torch.cuda.streams import CudaStreams
 from lms.torch.engine import Engine
+from lms.torch.pager import Pager
 
 _HOST_SHARE = 0.75  # of the host's memory: the pinned slab's limit when none is given
 
@@ -53,3 +58,25 @@ def device_for(device: torch.device) -> Device:
     if device.type == "cpu":
         return CpuDevice(page_pool.find(), sharing(os.environ))
     return CudaDevice(device)
+
+
+def make_pager(engine: Engine) -> Pager:
+    """What lets parameters, gradients and optimizer state leave the engine's device, at addresses that stay.
+
+    Raises UsageError if the device has none.
+    """
+    if isinstance(engine, CudaEngine):
+        memory = ManagedMemory(engine.device)
+        if not memory.is_supported:
+            raise UsageError(
+                "swap: parameters and gradients of a GPU need managed memory that both the GPU and the CPU can touch "
+                "at any time (concurrentManagedAccess), which this GPU or this system does not have; leave both out"
+            )
+        return CudaPager(engine.streams, memory)
+    pool = page_pool.find()
+    if pool is None or not pool.installed:
+        raise UsageError(
+            "swap: parameters and gradients need the page pool; compile it with `python -m lms.build torch`"
+        )
+    assert isinstance(engine, CpuEngine)
+    return CpuPager(engine)

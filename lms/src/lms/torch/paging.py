@@ -1,8 +1,8 @@
 """Parameters, gradients and optimizer state below the device, at addresses that stay: they come back as they are used.
 
-A CPU's only. The pager in C++ brings back whatever is touched. This file tells it, from what the last step did, what
-will be used next: a module's parameters before its forward, a parameter and its gradient as autograd has made the
-gradient, and both with their state as an optimizer steps over them.
+A device's pager brings back whatever is touched. This file tells it, from what the last step did, what will be used
+next: a module's parameters before its forward, a parameter and its gradient as autograd has made the gradient, and both
+with their state as an optimizer steps over them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
@@ -22,20 +22,27 @@ from torch.nn.parameter import is_lazy
 from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakIdKeyDictionary
 
-from lms.memory.page_pool import LEAST
-from lms.memory.pager import Block, Pager, PagerUsage
+from lms.memory.pager import PagerUsage
 from lms.torch.cpu.loaded import drop_pages, is_mapped, is_read
-from lms.torch.cpu.page_pool import pages
 from lms.torch.movable import movable
 from lms.torch.optimizer_state import tensors
+from lms.torch.pager import Block, Pager
 from lms.torch.records import flat_bytes, use_count
-from lms.torch.saving import let_saves_read
 
-# What a session has let leave stays with the pager: later sessions go on with its place in the file.
-_places: WeakIdKeyDictionary = WeakIdKeyDictionary()  # parameters: their blocks
-_places_of_gradients: WeakIdKeyDictionary = WeakIdKeyDictionary()  # parameters: the blocks of their gradients
-_places_of_state: WeakIdKeyDictionary = WeakIdKeyDictionary()  # an optimizer's tensors: their blocks
-_CPU = torch.device("cpu")
+
+class _Places(NamedTuple):
+    """Blocks of tensors that live: a session goes on with those of former ones."""
+
+    parameters: WeakIdKeyDictionary
+    gradients: WeakIdKeyDictionary  # by parameter
+    state: WeakIdKeyDictionary  # of an optimizer's tensors
+
+
+def _no_places() -> _Places:
+    return _Places(WeakIdKeyDictionary(), WeakIdKeyDictionary(), WeakIdKeyDictionary())
+
+
+_places: defaultdict[type[Pager], _Places] = defaultdict(_no_places)
 _MOST_USES = 1_000_000  # in a step; one that never ends is not remembered
 
 Use = tuple[Block, ...]  # what one operation uses
@@ -53,13 +60,14 @@ class Paging:
         min_size: int,
     ) -> None:
         self.pager = pager
+        self._places = _places[type(pager)]
         self._never = never  # marks a parameter as not to be moved as a saved tensor
         self._parameters, self._gradients, self._state = (
             kind in kinds for kind in ("parameters", "gradients", "optimizer")
         )
         # Only if passes are watched does the page pool's bound follow what is outside the pool.
         self._fills = "activations" in kinds
-        self._min_size = max(min_size, LEAST)
+        self._min_size = max(min_size, pager.least)
         self.paused = False
         self._adopted = WeakIdKeyDictionary()  # parameters: their blocks, or None for one that stays
         self._watched = WeakIdKeyDictionary()  # parameters whose gradients are
@@ -76,7 +84,6 @@ class Paging:
 
     def open(self, models: Iterable[torch.nn.Module]) -> None:
         """Begin, with the parameters of `models`. Others follow as their modules are called."""
-        let_saves_read(self.pager.reading)
         if self._parameters or self._gradients:
             self._hooks.append(register_module_forward_pre_hook(torch.compiler.disable(self._before_forward)))
             for model in models:
@@ -113,7 +120,7 @@ class Paging:
             for parameter, entry in entries:
                 if not isinstance(parameter, torch.Tensor):
                     continue
-                blocks = (self._settle(_places_of_state, one) for one in tensors(entry) if self._may_leave(one))
+                blocks = (self._settle(self._places.state, one) for one in tensors(entry) if self._may_leave(one))
                 self._states[parameter] = tuple(block for block in blocks if block is not None)
 
     def count(self) -> None:
@@ -142,13 +149,13 @@ class Paging:
                 self._uses[used].append(at)
             self.pager.expect(self._course)
         self._taken, self._at = [], 0
-        self.pager.reach(0)
+        self.pager.reach(0 if self._course else None, ())
         self.pager.check()
 
     # Uses
 
     def _before_forward(self, module: torch.nn.Module, _args: object) -> None:
-        if self.paused:
+        if self.paused or self.pager.capturing():
             return
         if module not in self._called:  # a whole model, before its first pass, which is measured
             self._called.add(module)
@@ -161,20 +168,17 @@ class Paging:
                 self._use(self._adopted.get(parameter))
 
     def _after_accumulation(self, parameter: torch.Tensor) -> None:
-        gradient = parameter.grad
-        if self.paused:
+        if self.paused or self.pager.capturing():
             return
+        gradient = parameter.grad
         if gradient is not None and self._may_leave(gradient):
-            nbytes = _nbytes(gradient)
-            block: Block | None = _places_of_gradients.get(parameter)
-            if block is None or block.nbytes != nbytes:
-                block = _places_of_gradients[parameter] = self._block(parameter, nbytes, transient=True)
-            self.pager.track(block, gradient.untyped_storage().data_ptr())
+            block = self._block_of(self._places.gradients, parameter, _nbytes(gradient), transient=True)
+            if not self._tracks(block, gradient) and not self.pager.is_origin and _is_alone(gradient, 2):
+                self._move_to(block, gradient)
         self._use(self._adopted.get(parameter), self._gradient(parameter))
 
     def _gradient(self, parameter: torch.Tensor) -> Block | None:
-        found: Block | None = _places_of_gradients.get(parameter) if self._gradients else None
-        return found
+        return self._places.gradients.get(parameter) if self._gradients else None
 
     def _use(self, *blocks: Block | None) -> None:
         used = tuple(block for block in blocks if block is not None)
@@ -182,12 +186,12 @@ class Paging:
             return
         if len(self._taken) < _MOST_USES:
             self._taken.append(used)
-        found = self._uses.get(used)
+        found, at = self._uses.get(used), None
         if found is not None:  # the next such use, or after an evaluation the first
             next_one = bisect_left(found, self._at)
             at = found[next_one if next_one < len(found) else 0]
             self._at = at + 1
-            self.pager.reach(at)
+        self.pager.reach(at, used)
 
     # What may leave
 
@@ -205,7 +209,7 @@ class Paging:
     def _track(self, parameter: torch.Tensor) -> None:
         if self._parameters and self._may_leave(parameter):
             self._never(parameter)
-            self._adopted[parameter] = self._settle(_places, parameter)
+            self._adopted[parameter] = self._settle(self._places.parameters, parameter)
 
     def _block(self, owner: torch.Tensor, nbytes: int, *, transient: bool = False, fresh: bool = False) -> Block:
         """A block for `owner`: a `fresh` one, or one whose owner is gone."""
@@ -217,28 +221,42 @@ class Paging:
         weakref.finalize(owner, _leave, weakref.ref(self), block).atexit = False
         return block
 
-    def _settle(self, places: WeakIdKeyDictionary, tensor: torch.Tensor) -> Block | None:
-        """Let the tensor's pages leave, to its block in `places`; None if they stay."""
-        nbytes, storage = _nbytes(tensor), tensor.untyped_storage()
-        block: Block | None = places.get(tensor)
+    def _block_of(
+        self, places: WeakIdKeyDictionary, owner: torch.Tensor, nbytes: int, *, transient: bool = False
+    ) -> Block:
+        block = places.get(owner)
         if block is None or block.nbytes != nbytes:
-            block = places[tensor] = self._block(tensor, nbytes)
-        tracked = self.pager.track(block, storage.data_ptr())
-        # What was made before the page pool took over moves into it, unless others refer to the memory.
-        if not tracked and _is_alone(tensor):
-            mapped = is_mapped(storage)
-            twin = pages(nbytes)
-            twin.copy_(flat_bytes(tensor))
-            storage._swap_data_ptr_(twin.untyped_storage())  # type: ignore[attr-defined]
-            if mapped:
-                drop_pages(twin.untyped_storage())  # the file stays mapped as long as one of its tensors is
-            # Not a used block: its memory may live on elsewhere.
-            block = places[tensor] = self._block(tensor, nbytes, fresh=True)
-            tracked = self.pager.track(block, storage.data_ptr())
-        return block if tracked else None
+            block = places[owner] = self._block(owner, nbytes, transient=transient)
+        return block
+
+    def _settle(self, places: WeakIdKeyDictionary, tensor: torch.Tensor) -> Block | None:
+        """Let the tensor's memory leave, as its block in `places`; None if it stays."""
+        block = self._block_of(places, tensor, _nbytes(tensor))
+        if self._tracks(block, tensor):
+            return block
+        # It was made elsewhere, such as before the page pool took over. It moves, unless others refer to the memory.
+        if not _is_alone(tensor):
+            return None
+        # Not a used block: its memory may live on elsewhere.
+        block = places[tensor] = self._block(tensor, block.nbytes, fresh=True)
+        return block if self._move_to(block, tensor) else None
+
+    def _tracks(self, block: Block, tensor: torch.Tensor) -> bool:
+        return self.pager.track(block, tensor.untyped_storage().data_ptr())
+
+    def _move_to(self, block: Block, tensor: torch.Tensor) -> bool:
+        """Move the tensor into memory of the pager's. Whether that leaves."""
+        storage = tensor.untyped_storage()
+        mapped = is_mapped(storage)
+        twin = self.pager.memory(block)
+        twin.copy_(flat_bytes(tensor))
+        storage._swap_data_ptr_(twin.untyped_storage())  # type: ignore[attr-defined]
+        if mapped:
+            drop_pages(twin.untyped_storage())  # the file stays mapped as long as one of its tensors is
+        return self._tracks(block, tensor)
 
     def _may_leave(self, tensor: torch.Tensor) -> bool:
-        return movable(tensor, _CPU) and _nbytes(tensor) >= self._min_size
+        return movable(tensor, self.pager.device) and _nbytes(tensor) >= self._min_size
 
 
 def _leave(paging: weakref.ref[Paging], block: Block) -> None:
@@ -248,13 +266,18 @@ def _leave(paging: weakref.ref[Paging], block: Block) -> None:
         found._left[block.nbytes, block.transient].append(block)
 
 
-def _is_alone(tensor: torch.Tensor) -> bool:
-    """Whether no other tensor, array or process refers to the tensor's memory, as far as PyTorch can tell."""
+def _is_alone(tensor: torch.Tensor, references: int = 1) -> bool:
+    """Whether no other tensor, array or process refers to the tensor's memory, as far as PyTorch can tell.
+
+    PyTorch itself has so many references to the tensor.
+    """
     storage = tensor.untyped_storage()
-    if use_count(storage._cdata) > 2 or storage.is_shared():  # another tensor or `tensor.numpy()`, another process
+    if use_count(storage._cdata) > 2:  # another tensor, or `tensor.numpy()`
+        return False
+    if tensor.device.type == "cpu" and storage.is_shared():  # with another process; of a GPU's, PyTorch says it of all
         return False
     # DLPack refers to the tensor. Autograd does, too, if the tensor needs a gradient; DLPack refuses that.
-    if not tensor.requires_grad and tensor._use_count() > 1:  # type: ignore[attr-defined]
+    if not tensor.requires_grad and tensor._use_count() > references:  # type: ignore[attr-defined]
         return False
     return storage.resizable() or is_mapped(storage) or is_read(storage)  # else NumPy's, or another library's
 
@@ -263,10 +286,4 @@ def _nbytes(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().nbytes()
 
 
-def _forget_places() -> None:
-    _places.clear()
-    _places_of_gradients.clear()
-    _places_of_state.clear()
-
-
-os.register_at_fork(after_in_child=_forget_places)  # the parent goes on writing to them
+os.register_at_fork(after_in_child=_places.clear)  # the parent goes on writing to them

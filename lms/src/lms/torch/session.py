@@ -96,8 +96,7 @@ class Session:
         budget: most bytes of saved tensors that may stay on the device, whatever else it holds; 0 is allowed.
         min_size: storages smaller than this stay.
         swap: what may move: any of "activations", "optimizer", "parameters" and "gradients". They
-            are away between their uses, as far as the limit asks for it; parameters and gradients on a CPU only.
-            Under a budget all that can leaves.
+            are away between their uses, as far as the limit asks for it. Under a budget all that can leaves.
         spill_dir: folder of the file tier; on a CPU the first usual folder on a disk by default.
         host_limit: most pinned host memory on CUDA; past it the file tier, or an error.
         recompute: also choose modules whose forward runs again in the backward, so that less is saved and swapped.

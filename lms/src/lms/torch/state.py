@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 from collections.abc import Callable, Iterable
@@ -12,23 +11,20 @@ import torch
 from torch.optim.optimizer import Optimizer
 
 from lms.core.budget import Client
-from lms.errors import LMSError, UsageError
-from lms.memory.device import CpuDevice
-from lms.memory.pager import PIECE, Pager
-from lms.options import NotBuiltError, Options
+from lms.errors import UsageError
+from lms.options import Options
 from lms.runtime.paged_room import PagedRoom
 from lms.runtime.planner import PassPlanner
 from lms.runtime.state_room import StateRoom
-from lms.torch.cpu import page_pool
-from lms.torch.cpu.engine import CpuEngine
+from lms.torch.backend import make_pager
 from lms.torch.engine import Engine
 from lms.torch.optimizer_state import Tier
+from lms.torch.pager import Pager
 from lms.torch.paging import Paging
 from lms.torch.state_pager import Arguments, Keywords, StatePager, StepArguments
 
 # The state that steps at once: a part of the limit, or bytes. More and smaller parts take more of Python's time.
 _PARTS, _MOST = 64, 256 << 20
-_LEAST = PIECE * max(8, 2 * (os.cpu_count() or 1))  # what threads may use at once (recent_ in pager.cc)
 
 
 class Figures(NamedTuple):
@@ -59,11 +55,9 @@ class State:
         self.moves = kinds != {"activations"}
         self._peaks = planner.peaks
         self._paging: Paging | None = None
-        obstacle = _obstacle(options, planner, engine)
-        if obstacle is not None and kinds & {"parameters", "gradients"}:
-            raise obstacle
-        if self.moves and obstacle is None:
-            self._paging = self._page(options, planner, engine, models, never)
+        pager = _pager(options, engine) if self.moves else None
+        if pager is not None:
+            self._paging = self._page(options, planner, pager, models, never)
         self._optimizers = "optimizer" in kinds and self._paging is None  # which the StatePager moves then
         self.pager = StatePager(
             Tier(engine, lock),
@@ -80,16 +74,11 @@ class State:
         self,
         options: Options,
         planner: PassPlanner,
-        engine: Engine,
+        pager: Pager,
         models: Iterable[torch.nn.Module],
         never: Callable[[torch.Tensor], None],
     ) -> Paging:
-        pool = page_pool.find()
-        assert pool is not None
-        assert isinstance(engine, CpuEngine)
-        assert isinstance(planner.device, CpuDevice)
-        pager = Pager(pool.library, engine)
-        self._paged = PagedRoom(planner, planner.device, least=0 if planner.limit is None else _LEAST)
+        self._paged = PagedRoom(planner, planner.device, least=0 if planner.limit is None else pager.least_room)
         pager.keep(self._paged.now)
         paging = Paging(pager, never, kinds=options.swap, min_size=options.min_size)
         try:
@@ -173,20 +162,22 @@ class State:
             self._paging.leave()
 
 
-def _obstacle(options: Options, planner: PassPlanner, engine: Engine) -> LMSError | None:
-    """Why nothing can be paged at addresses that stay; None if it can."""
-    swap = ",".join(options.swap)
-    if not isinstance(engine, CpuEngine) or not isinstance(planner.device, CpuDevice):
-        return NotBuiltError(
-            f"swap={swap!r}: parameters and gradients leave a CPU only so far; on a GPU swap 'activations,optimizer'"
-        )
-    if options.verify:
-        return UsageError(
-            f"verify=True, swap={swap!r}: no checksum is kept of parameters and gradients; leave one of the two out"
-        )
-    pool = page_pool.find()
-    if pool is None or not pool.installed:
-        return UsageError(
-            f"swap={swap!r}: parameters and gradients need the page pool; compile it with `python -m lms.build torch`"
-        )
-    return None
+def _pager(options: Options, engine: Engine) -> Pager | None:
+    """The pager of what `options.swap` names; None if a StatePager copies an optimizer's state instead.
+
+    Raises UsageError if parameters or gradients are named and cannot leave.
+    """
+    needed = {"parameters", "gradients"} & set(options.swap)
+    if not needed and engine.device.type != "cpu":
+        return None  # copies also go on to a file
+    try:
+        if options.verify:
+            raise UsageError(
+                f"verify=True, swap={','.join(options.swap)!r}: no checksum is kept of parameters and gradients; leave "
+                "one of the two out"
+            )
+        return make_pager(engine)
+    except UsageError:
+        if needed:
+            raise
+        return None

@@ -12,22 +12,23 @@ from lms.memory.device import Device, Mark, Peak, check_limit
 
 
 class CudaDevice(Device):
-    """The bytes that PyTorch's allocator has given out on one GPU."""
+    """The bytes that PyTorch's allocator has given out on one GPU, and those that are reserved for what is paged."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
         self.name = torch.cuda.get_device_name(self._device)
+        self.reserved = None
 
     def capacity(self) -> int:
         """The GPU's memory."""
         return int(torch.cuda.get_device_properties(self._device).total_memory)
 
     def current(self) -> int:
-        """Allocated bytes."""
+        """Allocated and reserved bytes."""
         return self._allocated("current")
 
     def peak(self) -> Peak:
-        """Most allocated bytes since `reset_peak`. Bytes that the allocator only reserves do not count."""
+        """Most allocated bytes since `reset_peak`, and the reserved ones; not those that the allocator only caches."""
         peak = self._allocated("peak")
         return Peak(peak, peak)
 
@@ -63,4 +64,5 @@ class CudaDevice(Device):
     def _allocated(self, which: str) -> int:
         # memory_allocated reads this too, but first sorts a flat dictionary of a hundred figures.
         figures = torch.cuda.memory_stats_as_nested_dict(self._device)
-        return int(figures["allocated_bytes"]["all"][which]) if figures else 0
+        allocated = int(figures["allocated_bytes"]["all"][which]) if figures else 0
+        return allocated + (self.reserved or 0)

@@ -50,7 +50,7 @@ class CudaEngine(Engine):
 
     def __init__(self, streams: CudaStreams, host: HostSlab, file: FileSlab | None, *, verify: bool = False) -> None:
         self.device = streams.device
-        self._streams = streams
+        self.streams = streams
         self._host = host
         self._verify = verify
         self._meters = {"out": Meter(), "back": Meter()}
@@ -82,7 +82,7 @@ class CudaEngine(Engine):
             if block is None and self._files is None:
                 block = self._reclaim(source.nbytes)
             if block is not None:
-                copy = start(self._streams, self._streams.out, host_tensor(block), source, keep=source)
+                copy = start(self.streams, self.streams.out, host_tensor(block), source, keep=source)
                 slot = HostSlot(source.nbytes, block, copy)
                 slot.users = 2
                 self._flying["out"].append((copy, slot))
@@ -101,16 +101,16 @@ class CudaEngine(Engine):
                 RuntimeWarning,
                 stacklevel=2,
             )
-        memory = Staged(self._streams, self._streams.out, source, self._stages[0])
+        memory = Staged(self.streams, self.streams.out, source, self._stages[0])
         return self._files.write(memory, source.nbytes, chunk=self._stages[0].nbytes, keep=source)
 
     def reload(self, slot: Slot) -> tuple[torch.Tensor, Copy]:
         """A tensor of the current stream's pool, and the copy that fills it."""
         self._check()
-        tensor = self._streams.empty(slot.nbytes)
+        tensor = self.streams.empty(slot.nbytes)
         if isinstance(slot, FileSlot):
             assert self._files is not None
-            memory = Staged(self._streams, self._streams.back, tensor, self._stages[1])
+            memory = Staged(self.streams, self.streams.back, tensor, self._stages[1])
             return tensor, self._files.read(slot, memory, keep=tensor)
         assert isinstance(slot, HostSlot)
         with self._slots.lock:
@@ -118,8 +118,8 @@ class CudaEngine(Engine):
             self._slots.use(slot)
             written = slot.written
             copy = start(
-                self._streams,
-                self._streams.back,
+                self.streams,
+                self.streams.back,
                 tensor,
                 host_tensor(slot.block),
                 keep=tensor,
@@ -163,11 +163,11 @@ class CudaEngine(Engine):
 
     def stream(self) -> Stream:
         """The current stream of this thread."""
-        return self._streams.current()
+        return self.streams.current()
 
     def capturing(self) -> bool:
         """Whether this thread captures a CUDA graph; a forked child has no CUDA to be asked."""
-        return os.getpid() == self._pid and self._streams.capturing()
+        return os.getpid() == self._pid and self.streams.capturing()
 
     def trim(self) -> None:
         """Unlock what was not needed since the last call, in whole segments."""
@@ -219,9 +219,9 @@ class CudaEngine(Engine):
                 meter.add(copy.nbytes, copy.seconds())
                 self._stalls.extend((meter, before, after) for before, after in copy.stalls)
                 self._slots.leave(slot)
-        while self._stalls and self._streams.done(self._stalls[0][2]):  # the later ones most likely are not
+        while self._stalls and self.streams.done(self._stalls[0][2]):  # the later ones most likely are not
             meter, before, after = self._stalls.popleft()
-            meter.stalled += self._streams.seconds(before, after)
+            meter.stalled += self.streams.seconds(before, after)
         self._slots.count()
 
     def _check(self) -> None:

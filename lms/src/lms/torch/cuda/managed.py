@@ -1,0 +1,82 @@
+"""Managed memory of a GPU: the driver moves its pages between the GPU and the host, and its addresses stay.
+
+What touches a page that is on the other side gets it, later than if it had been prefetched. So a prefetch never decides
+what is read. "CUDA Driver API", chapter "Unified Addressing".
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+
+from lms.errors import SpillError
+from lms.torch.cuda.streams import Stream
+
+# cuda.h
+_ATTACH_GLOBAL = 1
+_CONCURRENT_MANAGED_ACCESS = 89
+_HOST = -1
+
+
+class ManagedMemory:
+    """Allocates managed memory for one GPU, and queues its moves on streams. Tests imitate it."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._driver = ctypes.CDLL("libcuda.so.1")
+        self._context = ctypes.c_void_p()
+        self._call("cuDevicePrimaryCtxRetain", ctypes.byref(self._context), device.index)
+        # Drivers from CUDA 13 on have it. Others copy what was freed and has to leave.
+        self.discards = hasattr(self._driver, "cuMemDiscardBatchAsync")
+
+    @property
+    def is_supported(self) -> bool:
+        """Whether this GPU and this system move single pages when they are touched. Not under Windows, for example."""
+        value = ctypes.c_int()
+        self._call("cuDeviceGetAttribute", ctypes.byref(value), _CONCURRENT_MANAGED_ACCESS, self._device.index)
+        return bool(value.value)
+
+    def allocate(self, nbytes: int) -> int:
+        """The address of `nbytes` that have no pages yet. Raises SpillError if the driver gives none."""
+        address = ctypes.c_uint64()
+        self._call("cuMemAllocManaged", ctypes.byref(address), ctypes.c_size_t(nbytes), _ATTACH_GLOBAL)
+        return address.value
+
+    def free(self, address: int) -> None:
+        """Free what `allocate` gave, from any thread. The driver waits for what still uses it."""
+        driver = self._driver  # at the process's end it may be shut down already, which its result tells
+        driver.cuCtxPushCurrent_v2(self._context)
+        driver.cuMemFree_v2(ctypes.c_uint64(address))
+        driver.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
+
+    def prefetch(self, stream: Stream, address: int, nbytes: int, *, back: bool) -> None:
+        """Queue the move to the GPU if `back`, else to the host."""
+        where = self._device.index if back else _HOST
+        self._call("cuMemPrefetchAsync", ctypes.c_uint64(address), ctypes.c_size_t(nbytes), where, _handle(stream))
+
+    def discard(self, stream: Stream, address: int, nbytes: int) -> None:
+        """Queue that the bytes are not needed again before they are written."""
+        addresses, sizes = (ctypes.c_uint64 * 1)(address), (ctypes.c_size_t * 1)(nbytes)
+        self._call("cuMemDiscardBatchAsync", addresses, sizes, ctypes.c_size_t(1), ctypes.c_uint64(0), _handle(stream))
+
+    def tensor(self, owner: object, address: int, nbytes: int) -> torch.Tensor:
+        """The bytes as a uint8 tensor, which keeps `owner` alive."""
+        return torch.as_tensor(_Array(owner, address, nbytes), device=self._device)
+
+    def _call(self, function: str, *arguments: object) -> None:
+        code = getattr(self._driver, function)(*arguments)
+        if code:
+            raise SpillError(f"the GPU's managed memory: {function} failed with CUDA error {code}")
+
+
+def _handle(stream: Stream) -> ctypes.c_void_p:
+    return ctypes.c_void_p(stream.cuda_stream)
+
+
+class _Array:
+    """Memory as PyTorch takes it from other libraries."""
+
+    def __init__(self, owner: object, address: int, nbytes: int) -> None:
+        self._owner = owner
+        self.__cuda_array_interface__ = {"shape": (nbytes,), "typestr": "|u1", "data": (address, False), "version": 3}
