@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def picture_of(
-    trace: Trace, plan: Plan | None = None, ran: Timeline | None = None, *, limit: int | None = None, title: str = ""
+    trace: Trace, plan: Plan | None = None, ran: Timeline | None = None, *, limit: int | None = None
 ) -> Picture:
     """Memory over one step: plain, and LMS as it `ran` or else as `plan` foresees it.
 
@@ -44,7 +44,7 @@ def picture_of(
         curves.append(replace(curve, peak=plan.forecast.resident_peak if whole else plan.forecast.held_peak))
     held_by = "process" if trace.device == "cpu" else "device"
     return Picture(
-        title=title or "Memory over one step",
+        title="Memory over one step",
         curves=tuple(curves),
         spans=spans,
         limit=None if plan is None else (limit or plan.limit) if whole else plan.budget,

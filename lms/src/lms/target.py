@@ -111,8 +111,18 @@ def _imported(target: Target) -> set[str]:
     return {name.partition(".")[0] for name in names}
 
 
+OVER_LIMIT = 6  # exit status of a script that succeeded while memory went over the limit
+
+
+class Enough(BaseException):
+    """Ends a script that has run for long enough. No Exception: a script's `except Exception` lets it pass."""
+
+
 def execute(target: Target) -> int:
-    """Run the target as python does; 1 when it ended with an exception, which has been shown, else 0."""
+    """Run the target as python does; 1 when it ended with an exception, which has been shown, else 0.
+
+    Raises LMSError, KeyboardInterrupt and SystemExit with a status other than 0 as the target does.
+    """
     sys.argv[:] = [target.name, *target.args]
     if not sys.flags.safe_path:
         # Our own entry (a console script's folder, or the working directory of `-m lms`) makes way for the target's.
@@ -124,6 +134,9 @@ def execute(target: Target) -> int:
             _execute_file(target.name)
         else:
             runpy.run_path(os.path.abspath(target.name), run_name="__main__")
+    except SystemExit as end:
+        if end.code not in (None, 0):
+            raise
     except LMSError:
         raise
     except Exception as error:

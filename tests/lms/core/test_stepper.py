@@ -623,7 +623,7 @@ def test_giving_up_waits_for_all_that_is_in_flight_and_loses_nothing() -> None:
     assert run.go("w3") == ["DLHL"]
     run.stepper.give_up()
     assert (run.where, run.mover.forgotten, run.stepper.held) == ("DAHH", [0], 2 * N)
-    assert run.stepper.items[2].clean
+    assert run.stepper.items[2].stored
     assert not run.stepper.items[3].stored
 
 
@@ -661,7 +661,7 @@ def test_a_write_waits_for_the_copy_out_that_is_in_flight_and_throws_it_away(fai
     run = Run(course(9, out(0, 0)))
     run.mover.slow, run.mover.failing = True, failing
     assert run.go("w0 w0") == ["L", "H"]
-    assert (run.mover.asked, run.mover.stored, run.stepper.items[0].clean) == (["out 0", "wait out 0"], set(), False)
+    assert (run.mover.asked, run.mover.stored, run.stepper.items[0].stored) == (["out 0", "wait out 0"], set(), False)
 
 
 # A device that is full before the cap is reached

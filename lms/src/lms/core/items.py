@@ -57,11 +57,6 @@ class Item:
         self.departure: Copy | None = None
         self.arrival: Copy | None = None
 
-    @property
-    def clean(self) -> bool:
-        """Whether the tier below holds the bytes, so that memory can be dropped without a copy."""
-        return self.stored and self.departure is None
-
 
 M = TypeVar("M", bound=Item, contravariant=True)
 

@@ -12,8 +12,9 @@ from typing import Literal
 
 from lms.errors import UsageError
 from lms.stats import format_seconds
+from lms.target import OVER_LIMIT
 from lms.tune.metric import Log
-from lms.tune.trial import OVER_LIMIT, Process, meaning
+from lms.tune.trial import Process, meaning
 from lms.units import format_size, parse_size, plural
 
 Kind = Literal["plain", "lms", "beside"]

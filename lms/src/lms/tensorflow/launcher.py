@@ -22,7 +22,7 @@ from lms.link import Link
 from lms.memory.file import FileSlab, address_of, page_memory
 from lms.memory.spill import spill_folder
 from lms.options import Options
-from lms.target import Target, execute
+from lms.target import OVER_LIMIT, Enough, Target, execute
 from lms.trace import Trace
 from lms.units import format_size
 
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 _TRAINER = "keras.src.backend.tensorflow.trainer"  # where Keras 3 has its fit for TensorFlow
 STEPS = 3  # what `lms plan` watches: the first traces, and the others are timed
-OVER_LIMIT = 6  # exit status of a script that succeeded while memory went over the limit
 _PIECE = 32 << 20  # bytes that are copied to measure a link
 
 
@@ -49,10 +48,6 @@ def run(target: Target, options: Options, *, trace: Path | None = None, report: 
         with fits:
             status = execute(target)
         returned = True
-    except SystemExit as end:
-        if end.code not in (None, 0):
-            raise
-        status, returned = 0, True
     finally:
         failed = fits.finish(target, trace, report, returned=returned)
     return status or int(failed) or (OVER_LIMIT if fits.over_limit() else 0)
@@ -67,7 +62,7 @@ def record(target: Target, options: Options) -> tuple[int, Trace | None, Link | 
     try:
         with fits:
             status = execute(target)
-    except _Enough:
+    except Enough:
         status = 0
     if status != 0:
         return status, None, None
@@ -78,10 +73,6 @@ def record(target: Target, options: Options) -> tuple[int, Trace | None, Link | 
 
 
 _WHY_NO_STEP = "no step of a Keras fit on TensorFlow was traced (the script may call its own tf.function: see offload)"
-
-
-class _Enough(BaseException):
-    """Ends a script that has run for long enough. No Exception: a script's `except Exception` lets it pass."""
 
 
 class _Fits:
@@ -198,7 +189,7 @@ def _watch(keras: ModuleType, managed: LMS, steps: int) -> Any:
             """Count."""
             self.done += 1
             if self.done >= steps:
-                raise _Enough
+                raise Enough
 
     return Watch()
 

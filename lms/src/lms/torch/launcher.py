@@ -24,7 +24,7 @@ from lms.link.watch import Watch
 from lms.memory.spill import spill_folder
 from lms.options import Options
 from lms.stats import Stats, format_seconds
-from lms.target import Target, execute
+from lms.target import OVER_LIMIT, Enough, Target, execute
 from lms.trace import Trace
 from lms.units import format_size
 
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from lms.core.timeline import Timeline
     from lms.torch.session import Session
 
-OVER_LIMIT = 6  # exit status of a script that succeeded while memory went over the limit
 
 _MOST_NAMES = 4  # recomputed modules that are told
 _NEWS = 1.1  # a plan is announced if it moves at least this many times the bytes of the last one announced
@@ -79,10 +78,6 @@ def run(
     try:
         status = execute(target)
         returned = True
-    except SystemExit as end:
-        if end.code not in (None, 0):
-            raise
-        status, returned = 0, True  # the usual `sys.exit(main())`
     finally:
         problems = _finish(session, target, _Files(trace, report, perfetto, stats), watch, returned=returned)
     if problems:
@@ -112,10 +107,6 @@ def plain(target: Target, stats: Path) -> int:
     optimizers.listen(after_step)
     try:
         return execute(target)
-    except SystemExit as end:
-        if end.code not in (None, 0):
-            raise
-        return 0
     finally:
         import torch
 
@@ -136,7 +127,7 @@ def record(target: Target, options: Options) -> tuple[int, Trace | None, Link | 
     try:
         try:
             status = execute(target)
-        except _Enough:
+        except Enough:
             status = 0
         if status != 0:
             return status, None, None
@@ -175,12 +166,8 @@ def _why_no_step(session: Session) -> str:
     )
 
 
-class _Enough(BaseException):
-    """Ends a script that has run for long enough. No Exception: a script's `except Exception` lets it pass."""
-
-
 class _Stop:
-    """Raises _Enough from the first module call or optimizer step after enough was watched."""
+    """Raises Enough from the first module call or optimizer step after enough was watched."""
 
     def __init__(self, session: Session) -> None:
         from torch.nn.modules.module import register_module_forward_pre_hook
@@ -201,7 +188,7 @@ class _Stop:
 
         # Dynamo must not compile this into the module.
         if not torch.compiler.is_compiling() and self._seen_enough():
-            raise _Enough
+            raise Enough
 
     def _seen_enough(self) -> bool:
         progress = self._session.progress

@@ -11,9 +11,10 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from enum import Enum
 
+from lms.errors import LimitError
+from lms.target import OVER_LIMIT
 from lms.tune.metric import Log, Reading
 
-BELOW_FLOOR, OVER_LIMIT = 3, 6  # exit statuses of `lms run`
 _STOP_SECONDS = 10.0  # for a process to end after SIGTERM, before SIGKILL
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None)
@@ -31,7 +32,7 @@ class End(Enum):
 
 def meaning(status: int, last: Reading | None, *, pruned: bool = False) -> tuple[End, str]:
     """What it means that a process ended with `status` (negative: by a signal) and had `last` as its last value."""
-    if status == BELOW_FLOOR:
+    if status == LimitError.exit_status:
         return End.BELOW_FLOOR, "its limit is below LMS's floor"
     if status < 0 or status > 128:  # 128 + N: a shell's or ddlrun's word for signal N
         number = -status if status < 0 else status - 128
