@@ -120,9 +120,10 @@ INTERRUPTED = """
 import signal, sys, time
 import torch
 from lms.torch.session import Session
+from lms.torch.training import Training
 
-opening = (Session.__enter__, Session.open, Session._claim, Session._acquire, Session._switch_on)
-methods = (*opening, Session.close, Session.__exit__)
+opening = (Session.__enter__, Session.open, Session._claim, Session._acquire, Training.__init__)
+methods = (*opening, Training.close, Session.close, Session.__exit__)
 codes = {method.__code__ for method in methods}
 net = torch.nn.Sequential(torch.nn.Linear(32, 32), torch.nn.Tanh())
 count = 0

@@ -6,27 +6,23 @@ import os
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
-from functools import partial
 from typing import Unpack
 
 import torch
 from torch.optim.optimizer import Optimizer
 
 from lms.advice import advice, as_figure
-from lms.core.budget import Budget, Client
 from lms.core.link import Link
 from lms.core.plan import Plan
 from lms.core.timeline import Timeline
-from lms.errors import LMSError, UsageError
+from lms.errors import UsageError
 from lms.memory import resident
 from lms.metrics import Outputs, Watch, watch
 from lms.metrics.families import Figure
 from lms.options import Given, Options
 from lms.ranks import sharing
 from lms.runtime import planner
-from lms.runtime.planner import PassPlanner
 from lms.runtime.progress import Progress
-from lms.stats import Stats
 from lms.torch import (
     dtensor,
     hooks,
@@ -44,22 +40,17 @@ from lms.torch import (
 )
 from lms.torch.arguments import listed, training_device
 from lms.torch.backend import device_for, make_engine
-from lms.torch.figures import figures
-from lms.torch.hooks import SavedTensorHooks
+from lms.torch.cuda import pager as cuda_pager
 from lms.torch.interrupts import Shield
-from lms.torch.modules import ModuleNames
 from lms.torch.optimizers import Optimizers
-from lms.torch.recompute.recomputation import Recomputation
-from lms.torch.records import View
-from lms.torch.state import State
-from lms.torch.state_pager import Arguments, Keywords, StepArguments
-from lms.torch.swapper import SavedTensorSwapper
+from lms.torch.training import Training
 from lms.trace import Trace
 from lms.units import format_size
 from lms.warn import warn_script
 
 # Code that Ctrl-C must not leave half done, or that destructors run, which swallow it.
 _UNINTERRUPTED = (
+    cuda_pager,
     dtensor,
     hooks,
     led_passes,
@@ -76,8 +67,6 @@ _UNINTERRUPTED = (
     storages,
     swapper,
 )
-
-_TRIM_EVERY = 8  # steps: the first ones, for which there is no plan yet, need more host memory than others
 
 _open: Session | None = None  # hooks are one per thread and the device is one per process, so sessions do not nest
 _claiming = threading.Lock()  # held to look at `_open` and take its place
@@ -169,7 +158,6 @@ class Session:
             _open = self
 
     def _acquire(self) -> None:
-        self._thread = threading.get_ident()
         self.device = device_for(self.torch_device)
         options = self.options
         self.limit = options.limit_of(self.device.capacity())
@@ -177,48 +165,26 @@ class Session:
             self.torch_device, spill_dir=options.spill_dir, host_limit=options.host_limit, verify=options.verify
         )
         try:
-            self._switch_on()
+            if (warning := self.device.prepare(self.limit)) is not None:
+                warn_script(warning)
+            self._training = Training(
+                options,
+                self.device,
+                self.engine,
+                self._models,
+                self._optimizers,
+                limit=self.limit,
+                on_plan=self._on_plan,
+            )
         except BaseException:  # a warning that the user made an error, to begin with
             self.device.release()
             self.engine.close()
             raise
-
-    def _switch_on(self) -> None:
-        options = self.options
-        if (warning := self.device.prepare(self.limit)) is not None:
-            warn_script(warning)
-        saved, state = Client(priority=1, most=options.budget), Client(priority=0)
-        self._planner = PassPlanner(
-            self.device,
-            self.engine,
-            Budget(self.limit, saved, state),
-            saved,
-            state,
-            prefetch=options.prefetch,
-            write_ahead=options.write_ahead,
-            write_early=options.host_limit is None,  # what is written early takes its room for longer
-            facts={"torch": torch.__version__, "threads": str(torch.get_num_threads())},
+        self._planner, self._swapper, self._state = (
+            self._training.planner,
+            self._training.swapper,
+            self._training.state,
         )
-        names = ModuleNames(self._models)
-        self._swapper = SavedTensorSwapper(
-            self.torch_device, self.engine, self._planner, min_size=options.min_size, module=names.running
-        )
-        never = self._swapper.movable.never
-        for model in self._models:
-            for tensor in (*model.parameters(), *model.buffers()):
-                never(tensor)
-        self.device.reset_peak()
-        self._warned = False
-        self._last_stalled = (0.0, 0.0)
-        self._pauses = 0  # that are open, one inside another
-        self._state = State(
-            options, self._planner, self.engine, state, lock=self._swapper.lock, models=self._models, never=never
-        )
-        self._hooks = SavedTensorHooks(self._swapper.native, self._pack, self._unpack)
-        if self._records:
-            self._hooks.set()
-        self._recomputation = Recomputation(names, self._swapper, self._hooks, wanted=options.recompute)
-        self._optimizers.listen(self._after_step, self._before_step if self._state.moves else None)
 
     def close(self) -> None:
         """Switch LMS off. Tensors that are still saved stay usable; their memory goes back with the last of them.
@@ -228,19 +194,13 @@ class Session:
         global _open
         if not self._is_open:
             return
-        if threading.get_ident() != self._thread:
+        if threading.get_ident() != self._training.thread:
             raise UsageError("close the session on the thread that opened it: saved-tensor hooks are thread-local")
         self._is_open = False
         if _open is self:
             _open = None
-        self._recomputation.close()
-        if self._records:
-            self._hooks.remove()
-        self._optimizers.leave()
-        self._planner.peaks.after_the_last_pass()
-        self._state.close()
         try:
-            self._swapper.stop(partial(self._state.pager.tier.close, self.engine.close))
+            self._training.close()
         finally:
             if self._watch is not None:
                 self._watch.close()
@@ -269,22 +229,18 @@ class Session:
         """
         if not self._is_open:
             raise UsageError("pause: the session is not open")
-        if threading.get_ident() != self._thread:
+        if threading.get_ident() != self._training.thread:
             raise UsageError("pause the session on the thread that opened it: saved-tensor hooks are thread-local")
-        return Pause(self)
+        return Pause(self._training)
 
     # Results
 
     def stats(self) -> dict[str, float | int | None]:
         """The session in figures: seconds and bytes. `docs/python.md` says what each is."""
-        self._learn()
+        self._training.learn()
         if self._is_open:
             self._planner.peaks.after_the_last_pass()
-        return asdict(self._figures())
-
-    def _figures(self, *, wait: bool = True) -> Stats:
-        stalled = self._stalled() if wait else self._last_stalled
-        return figures(self._planner, self._swapper, self._state.figures(), self.engine.usage(), stalled, wait=wait)
+        return asdict(self._training.figures())
 
     def _sampled(self) -> dict[str, Figure]:
         """The figures and the advice, for the sampler's thread: it may not plan, so the last pass may be missing.
@@ -292,17 +248,9 @@ class Session:
         That thread asks a GPU nothing: any question would spoil the capture of a CUDA graph on another thread. It gets
         what the training's own thread found out at its last step.
         """
-        own = self.torch_device.type == "cpu" or threading.get_ident() == self._thread
-        found = self._figures(wait=own)
+        training = self._training
+        found = training.figures(wait=self.torch_device.type == "cpu" or threading.get_ident() == training.thread)
         return {**asdict(found), "advice": as_figure(advice(found))}
-
-    def _stalled(self) -> tuple[float, float]:
-        """Seconds that the computation has waited for copies out, and for copies back."""
-        # On a GPU a stream waits and no thread does, so the engine's events say how long.
-        counters = self._swapper.counters
-        on_gpu = self.torch_device.type == "cuda"
-        self._last_stalled = self.engine.stalled() if on_gpu else (counters.stall_out, counters.stall_in)
-        return self._last_stalled
 
     @property
     def trace(self) -> Trace | None:
@@ -310,20 +258,20 @@ class Session:
 
         None before the first complete pass.
         """
-        self._learn()
+        self._training.learn()
         trace = self._planner.trace
         return Trace.of(self._planner.progress.cycled(trace)) if trace is not None else None
 
     @property
     def plan(self) -> Plan | None:
         """The decisions and their reasons; None before the first complete pass."""
-        self._learn()
+        self._training.learn()
         return self._planner.plan
 
     @property
     def timeline(self) -> Timeline | None:
         """The last complete pass that was timed, as it ran; None before there is one."""
-        self._learn()
+        self._training.learn()
         last = self._planner.last_timed
         return last.recorder.timeline() if last is not None else None
 
@@ -333,14 +281,14 @@ class Session:
 
         None before there is one.
         """
-        self._learn()
+        self._training.learn()
         found = self._planner.timed
         return (Trace.of(found[0]), *found[1:]) if found is not None else None
 
     @property
     def progress(self) -> Progress:
         """How far the training is."""
-        self._learn()
+        self._training.learn()
         return self._planner.progress
 
     @property
@@ -370,121 +318,19 @@ class Session:
                 bound += f", which each of {ranks} ranks has of this host"
         return f"swapping {', '.join(options.swap)} from {self.device.name} to {self.engine.name}: {bound}"
 
-    # Callbacks
-
-    def _pack(self, tensor: torch.Tensor) -> object:
-        if self._pauses:
-            return View(tensor)
-        if self._state.strays and self._swapper.between_passes:
-            self._state.tidy()
-        packed = self._swapper.pack(tensor)
-        if self._planner.news:
-            self._tell()
-        return packed
-
-    def _learn(self) -> None:
-        self._swapper.learn()
-        self._tell()
-
-    def _tell(self) -> None:
-        # Outside the swapper's lock: the function that is told may well close the session.
-        while self._planner.news:
-            plan = self._planner.news.pop(0)
-            if self._on_plan is not None:
-                self._on_plan(plan)
-
-    def _unpack(self, packed: object) -> torch.Tensor:
-        # A GPU's backward runs on threads of autograd's own; only a thread that Python started was the script's choice.
-        if threading.get_ident() != self._thread and not isinstance(threading.current_thread(), threading._DummyThread):
-            self._warn_of_thread(f"a backward runs on thread {threading.current_thread().name!r}")
-        return self._swapper.unpack(packed)  # type: ignore[arg-type]
-
-    def _begin_pause(self) -> bool:
-        between = not self._pauses and self._swapper.between_passes
-        if between:
-            self._swapper.learn()
-            self._planner.peaks.pause()
-        self._pauses += 1
-        self._state.pause(True)
-        self._swapper.native.open = False
-        return between
-
-    def _end_pause(self, between: bool) -> None:
-        self._pauses -= 1
-        self._state.pause(self._pauses > 0)
-        self._swapper.native.open = self._is_open and not self._pauses and self._swapper.active
-        if between and self._is_open:
-            self._planner.peaks.resume()
-
-    def _warn_of_thread(self, what: str) -> None:
-        """Say once that saved-tensor hooks belong to a thread."""
-        if not self._warned:
-            self._warned = True
-            warn_script(
-                f"{what}: LMS acts on the thread that enabled it, because saved-tensor hooks are thread-local, and "
-                "what is saved elsewhere stays. Enable LMS on the thread that runs the forward"
-            )
-
-    @property
-    def _records(self) -> bool:
-        """Whether saved tensors may move, so that passes are recorded."""
-        return "activations" in self.options.swap
-
-    def _before_step(self, optimizer: Optimizer, args: Arguments, kwargs: Keywords) -> StepArguments | None:
-        if _open is not self:  # in a forked child
-            return None
-        if self.engine.capturing():
-            raise LMSError(
-                "an optimizer steps while a CUDA graph is captured, and LMS may move its state before the graph runs "
-                "again; close the session, step once, and capture then"
-            )
-        if self._pauses:
-            return None
-        self._swapper.learn()
-        return self._state.before_step(optimizer, args, kwargs)
-
-    def _after_step(self, optimizer: Optimizer) -> None:
-        if self._pauses or _open is not self:
-            return
-        counts = self._optimizers.counts(optimizer)
-        if self._state.moves:
-            self._state.after_step(optimizer, counts=counts)
-        self._swapper.step(id(optimizer))
-        self._swapper.judge()  # while the script still has what it had during the backward
-        if not counts:
-            return
-        own_thread, progress = threading.get_ident() == self._thread, self._planner.progress
-        if not own_thread:
-            self._warn_of_thread(f"an optimizer steps on thread {threading.current_thread().name!r}")
-        elif progress.steps == 1 and self._records and self._swapper.saw_nothing:
-            # The first step may be one without a training, to make the optimizer's state.
-            self._warn_of_thread("an optimizer steps again, and nothing was saved for a backward on this thread")
-        clocked = own_thread and not self.engine.capturing()
-        progress.step(self._own_seconds() if clocked else 0.0, self._swapper.recorded, clocked=clocked)
-        if clocked:
-            self._recomputation.after_step()
-            if progress.steps % _TRIM_EVERY == 0:
-                self.engine.trim()
-
-    def _own_seconds(self) -> float:
-        """Seconds that LMS has added to the training so far."""
-        # On a GPU the host's work runs beside the device's.
-        hooks = self._swapper.counters.hook if self.torch_device.type == "cpu" else 0.0
-        return hooks + sum(self._stalled())
-
 
 class Pause:
     """What `Session.pause` returns. A class, because an interrupt inside of contextlib would leave LMS paused."""
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
+    def __init__(self, training: Training) -> None:
+        self._training = training
         self._between = False  # it lies between two passes
 
     def __enter__(self) -> None:
-        self._between = self._session._begin_pause()
+        self._between = self._training.begin_pause()
 
     def __exit__(self, *_: object) -> None:
-        self._session._end_pause(self._between)
+        self._training.end_pause(self._between)
 
 
 _OPENING = (Session.__enter__, Session.open, Pause.__enter__)
@@ -513,8 +359,7 @@ def _after_fork() -> None:
     # The copying threads stayed in the parent: a DataLoader's worker must neither swap nor wait for them.
     global _open, _claiming
     if _open is not None and _open._is_open:  # else another thread of the parent was about to open it
-        _open._swapper.abandon()
-        _open._state.abandon()
+        _open._training.abandon()
     _open = None
     _claiming = threading.Lock()  # the thread that may have held it stayed in the parent
 

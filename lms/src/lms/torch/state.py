@@ -17,6 +17,7 @@ from lms.runtime.paged_room import PagedRoom
 from lms.runtime.planner import PassPlanner
 from lms.runtime.state_room import StateRoom
 from lms.torch.backend import make_pager
+from lms.torch.cpu.engine import CpuEngine
 from lms.torch.engine import Engine
 from lms.torch.optimizer_state import Tier
 from lms.torch.pager import Pager
@@ -168,7 +169,7 @@ def _pager(options: Options, engine: Engine) -> Pager | None:
     Raises UsageError if parameters or gradients are named and cannot leave.
     """
     needed = {"parameters", "gradients"} & set(options.swap)
-    if not needed and engine.device.type != "cpu":
+    if not needed and not isinstance(engine, CpuEngine):
         return None  # copies also go on to a file
     try:
         if options.verify:
