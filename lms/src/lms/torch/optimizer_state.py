@@ -168,17 +168,16 @@ class OptimizerState(defaultdict[Parameter, dict[str, Any]]):
 
 def bring_back(entry: dict[str, Any]) -> None:
     """Bring back what of a parameter's state is away. Raises the error of a copy that failed."""
-    start_back(entry)
-    for container, key in places(entry):
-        if isinstance(away := container[key], Away):
-            container[key] = away.tensor()
+    for container, key in start_back(entry):
+        container[key] = container[key].tensor()
 
 
-def start_back(entry: dict[str, Any]) -> None:
-    """Start the copies back of what of a parameter's state is away."""
-    for container, key in places(entry):
-        if isinstance(away := container[key], Away):
-            away.start()
+def start_back(entry: dict[str, Any]) -> list[tuple[Any, Any]]:
+    """Start the copies back of what of a parameter's state is away: its places."""
+    away = [(container, key) for container, key in places(entry) if isinstance(container[key], Away)]
+    for container, key in away:
+        container[key].start()
+    return away
 
 
 def tensors(entry: Any) -> Iterator[torch.Tensor]:

@@ -24,7 +24,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from lms.memory.pager import PagerUsage
 from lms.torch.cpu.loaded import drop_pages, is_mapped, is_read
-from lms.torch.movable import movable
+from lms.torch.movable import is_plain, movable
 from lms.torch.optimizer_state import tensors
 from lms.torch.pager import Block, Pager
 from lms.torch.records import flat_bytes, use_count
@@ -120,7 +120,7 @@ class Paging:
             for parameter, entry in entries:
                 if not isinstance(parameter, torch.Tensor):
                     continue
-                blocks = (self._settle(self._places.state, one) for one in tensors(entry) if self._may_leave(one))
+                blocks = (self._settle(self._places.state, one) for one in tensors(entry))
                 self._states[parameter] = tuple(block for block in blocks if block is not None)
 
     def count(self) -> None:
@@ -207,9 +207,10 @@ class Paging:
             self._track(parameter)
 
     def _track(self, parameter: torch.Tensor) -> None:
-        if self._parameters and self._may_leave(parameter):
-            self._never(parameter)
+        if self._parameters:
             self._adopted[parameter] = self._settle(self._places.parameters, parameter)
+            if self._adopted[parameter] is not None:
+                self._never(parameter)
 
     def _block(self, owner: torch.Tensor, nbytes: int, *, transient: bool = False, fresh: bool = False) -> Block:
         """A block for `owner`: a `fresh` one, or one whose owner is gone."""
@@ -231,6 +232,11 @@ class Paging:
 
     def _settle(self, places: WeakIdKeyDictionary, tensor: torch.Tensor) -> Block | None:
         """Let the tensor's memory leave, as its block in `places`; None if it stays."""
+        block = places.get(tensor)
+        if block is not None and is_plain(tensor) and self._tracks(block, tensor):
+            return block
+        if not self._may_leave(tensor):
+            return None
         block = self._block_of(places, tensor, _nbytes(tensor))
         if self._tracks(block, tensor):
             return block

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
@@ -102,9 +101,7 @@ class State:
 
     def before_step(self, optimizer: Optimizer, args: Arguments, kwargs: Keywords) -> StepArguments | None:
         """As the pager's. All passes are known."""
-        return self.pager.before_step(
-            optimizer, args, kwargs, room=self._room.now() if self._optimizers else sys.maxsize
-        )
+        return self.pager.before_step(optimizer, args, kwargs, room=self._room.now() if self._optimizers else None)
 
     def after_step(self, optimizer: Optimizer, *, counts: bool) -> None:
         """An optimizer has stepped, which ends a step of the training if it `counts`.

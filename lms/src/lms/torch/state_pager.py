@@ -79,6 +79,7 @@ class StatePager:
         self._min_size = max(min_size, 1)
         self.part = max(part, CHUNK)
         self._slack = slack
+        self._copies = True  # else a pager moves the state, and nothing is to be done but to step in parts
         self._stay = 0
         self._known: weakref.WeakKeyDictionary[Optimizer, Figures] = weakref.WeakKeyDictionary()
         self._stepping = False
@@ -90,14 +91,16 @@ class StatePager:
         return Figures(*map(sum, zip((0, 0), *self._known.values(), strict=True)))
 
     def before_step(
-        self, optimizer: Optimizer, args: Arguments, kwargs: Keywords, *, room: int
+        self, optimizer: Optimizer, args: Arguments, kwargs: Keywords, *, room: int | None
     ) -> StepArguments | None:
         """Before a step: PyTorch's own optimizers step here, part by part, and then once more over nothing.
 
-        `room` bytes of all state may stay. The arguments are a step's; returns others for the step to go on with.
+        `room` bytes of all state may stay; None: all, because it can leave at its addresses. The arguments are a
+        step's; returns others for the step to go on with.
         """
         self._stepping = True
-        if not 0 <= room - self._stay <= self._slack:
+        self._copies = room is not None
+        if room is not None and not 0 <= room - self._stay <= self._slack:
             self._stay = room
         if not isinstance(optimizer.state, OptimizerState):
             optimizer.state = OptimizerState(optimizer.state.items())
@@ -150,7 +153,7 @@ class StatePager:
         for index, part in enumerate(parts):
             self._wait(leaving.popleft())
             try:
-                for soon in parts[index : index + 2]:
+                for soon in parts[index : index + 2] if self._copies else ():
                     for parameter in _parameters(soon):
                         start_back(state.entry(parameter))
                 for parameter in _parameters(part):
@@ -177,7 +180,7 @@ class StatePager:
         """
         departures: list[Copy] = []
         total = 0
-        for parameter in parameters:
+        for parameter in parameters if self._copies else ():
             entry = state.entry(parameter)
             nbytes = self._nbytes(entry)
             total += nbytes
