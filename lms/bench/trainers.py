@@ -25,7 +25,6 @@ from lms.units import format_size
 
 VENV = Path(__file__).resolve().parents[2] / ".venv"
 ALL = "activations,optimizer,parameters,gradients"
-STATE_STAYS = "activations,optimizer"  # without parameters and gradients a compiled model's graph stays whole
 SHARE = 0.6  # of what plain training adds to the resident set after its imports
 MOST_OVER, MOST_CPU = 0.01, 1.15  # the targets: peak over the limit, as a share of it; CPU time over plain's
 SETTLED = STEPS // 2  # steps after which LMS has made its last plan
@@ -107,13 +106,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trainings", nargs="*", choices=TRAININGS, default=list(TRAININGS), help="(default: all)")
     parser.add_argument("--rounds", type=int, default=3, help="rounds (default 3)")
-    parser.add_argument("--swap", help="what moves (default: all that can)")
+    parser.add_argument("--swap", default=ALL, help="what moves (default: all that can)")
     parser.add_argument("-o", "--output", type=Path, help="file for the figures as JSON")
     given = parser.parse_args(arguments)
     document: Found = {"machine": machine(), "trainings": {}}
     for name in given.trainings:
-        swap = given.swap or (STATE_STAYS if "compiled" in name else ALL)
-        found = document["trainings"][name] = measure(name, swap, given.rounds)
+        found = document["trainings"][name] = measure(name, given.swap, given.rounds)
         print(row(name, found), flush=True)
         if given.output is not None:
             given.output.write_text(json.dumps(document, indent=1))

@@ -122,12 +122,12 @@ def lora(swaps: bool) -> Result:
 
 
 def watched(
-    model: nn.Module, optimizer: torch.optim.Optimizer, run: Callable[[], list[torch.Tensor]], swaps: bool, **more: str
+    model: nn.Module, optimizer: torch.optim.Optimizer, run: Callable[[], list[torch.Tensor]], swaps: bool
 ) -> Result:
     """Of a loop of one's own."""
     stats = None
     if swaps:
-        with lms.LMS(model, optimizer, **{**SWAP, **more}) as session:
+        with lms.LMS(model, optimizer, **SWAP) as session:
             left = run()
         stats = session.stats()
     else:
@@ -247,7 +247,7 @@ class Block(nn.Module):
 
 
 def compiled(by_block: bool) -> Callable[[bool], Result]:
-    """torch.compile. With parameters or gradients away LMS would break its graph at each module, so they stay."""
+    """torch.compile, of the whole model or block by block."""
 
     def train(swaps: bool) -> Result:
         torch.manual_seed(0)
@@ -268,7 +268,7 @@ def compiled(by_block: bool) -> Callable[[bool], Result]:
                 losses.append(loss.detach())
             return losses
 
-        return watched(model, optimizer, run, swaps, swap="activations,optimizer")
+        return watched(model, optimizer, run, swaps)
 
     return train
 

@@ -67,3 +67,14 @@ def test_a_command_and_its_children_have_the_streams_that_a_daemon_has_closed(tm
     closed = 'exec "$0" -c "$1" "$2" "$3" <&- >&- 2>&-'
     subprocess.run(["sh", "-c", closed, sys.executable, _DAEMON, _CHILD, found], check=True)
     assert found.read_text() == "/dev/null /dev/null /dev/null"
+
+
+def test_a_listener_that_has_gone_and_a_full_disk_end_nothing() -> None:
+    for where in ("2>/dev/full", "2>&1 >&3 | true"):
+        code = "import time, lms.console as c; time.sleep(0.3); [c.say('x') for _ in range(3)]; print('done')"
+        done = subprocess.run(
+            ["bash", "-c", f'set -o pipefail; exec 3>&1; "$0" -c "$1" {where}', sys.executable, code],
+            stdout=subprocess.PIPE,
+            check=False,
+        )
+        assert (done.returncode, done.stdout) == (0, b"done\n")

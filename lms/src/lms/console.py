@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 
 from lms.ranks import rank_of
 
@@ -24,8 +25,7 @@ def say(text: str) -> None:
     """Print `text` as one line from lms; of several ranks, each says which it is."""
     rank = rank_of(os.environ)
     who = "lms: " if rank is None else f"lms: rank {rank}: "
-    if sys.stderr is not None:  # `print` would take stdout
-        print(f"{who}{' '.join(text.split())}", file=sys.stderr, flush=True)
+    _write(f"{who}{' '.join(text.split())}\n")
 
 
 def warn(text: str) -> None:
@@ -36,4 +36,12 @@ def warn(text: str) -> None:
 def show_progress(text: str) -> None:
     """Write on the terminal's last line how far something is; "" clears it. Nothing if stderr is no terminal."""
     if sys.stderr is not None and sys.stderr.isatty():
-        print(f"\r{text}\x1b[K", end="", file=sys.stderr, flush=True)
+        _write(f"\r{text}\x1b[K")
+
+
+def _write(text: str) -> None:
+    """Write to stderr, if anyone listens: a reader that has gone, or a full disk, ends no training."""
+    if sys.stderr is not None:
+        with suppress(OSError):
+            sys.stderr.write(text)
+            sys.stderr.flush()

@@ -54,8 +54,9 @@ def limits_text(trace: Trace, link: Link, rows: Sequence[LimitRow]) -> str:
     # The peak is the recorded pass's, in LMS's page pool. An evaluation is not in it.
     plain = f"{format_size(plain_peak(trace))}, the peak of forward and backward with nothing swapped"
     pool = "; without LMS's page pool it is higher" if trace.device == "cpu" else ""
+    movable = sum(not record.pinned for record in trace.records)
     facts = [
-        ("saved", f"{format_size(trace.saved)} for the backward pass, in {len(trace.records)} records"),
+        ("saved", f"{format_size(trace.saved)} for the backward pass, in {movable} records"),
         *([("unswapped", plain + pool)] if lowest else []),
         *([("floor", f"{format_size(lowest)}, {where}: no limit can be lower")] if lowest else []),
         *_cycle_facts(trace),

@@ -76,9 +76,8 @@ class Stats:
             where = f" ({peak_where})" if peak_where else ""
             parts.append(f"peak {format_size(self.peak)}{where}{limit}")
         if self.saved or not self.state:
-            parts.append(
-                f"saved bytes on the device at most {format_size(self.held_peak)} of {format_size(self.saved)}"
-            )
+            held = min(self.held_peak, self.saved)  # else with what the script keeps as well
+            parts.append(f"saved bytes on the device at most {format_size(held)} of {format_size(self.saved)}")
         if self.swapped_out:
             parts.append(f"swapped {format_size(self.swapped_out)} out, {format_size(self.swapped_in)} back")
             parts.append(f"waited {format_seconds(self.stall_out + self.stall_in)} for it")

@@ -158,7 +158,7 @@ def test_a_limit_below_the_smallest_values_floor_is_an_error(
     find: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert find(Machine(most=512), limit="305MB") == 3
-    assert "is too low for batch=1, whose floor is 311 MB" in capsys.readouterr().err
+    assert "is too low for batch=1, which needs 317 MB: its floor and 2% to spare" in capsys.readouterr().err
 
 
 def test_the_range_bounds_what_is_tried(find: Callable[..., int]) -> None:

@@ -704,6 +704,15 @@ def test_a_model_is_built_under_the_limit() -> None:
             assert torch.equal(layer.weight, torch.full((WIDTH, WIDTH), float(index)))
 
 
+def test_the_first_pass_leaves_room_for_the_gradients_to_come() -> None:
+    model = Net(6)
+    with Session(frac=0.5, swap="parameters,gradients") as session:
+        loss = model(torch.ones(2, WIDTH)).sum()
+        weights = sum(layer.weight.nbytes for layer in model.layers[1:])  # two of them are one
+        assert session.device.reserved == 2 * weights
+        loss.backward()
+
+
 def test_threads_read_and_write_what_comes_and_goes() -> None:
     pool = page_pool.find()
     assert pool is not None

@@ -17,6 +17,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.utils import parametrizations, parametrize
 from torch.utils.checkpoint import checkpoint
 
 from lms.core.link import Link
@@ -429,6 +430,19 @@ def test_what_would_be_noticed_is_not_repeated(kind: str, recomputed: Callable[.
     finally:
         random.setstate(state)
     assert ("part" in chosen) == (kind == "nothing")
+
+
+def test_what_runs_while_parametrizations_are_cached_is_not_repeated(recomputed: Callable[..., Any]) -> None:
+    def loss(model: nn.Module) -> Tensor:
+        with parametrize.cached():
+            return batch(32, 16)(model)
+
+    def build() -> nn.Module:
+        model = Around("nothing")
+        parametrizations.weight_norm(model.part.one)
+        return model
+
+    assert recomputed(build, loss, 8, budget=6000)[0] == set()
 
 
 def recomputing(part: Part, **options: Any) -> tuple[Around, Session, torch.optim.Optimizer]:

@@ -122,4 +122,5 @@ class Progress:
         cycle = self.cycle(wait=wait)
         if cycle is None or not trace.saved:
             return trace
-        return replace(trace, cycle=cycle.seconds, busy=cycle.busy, passes=cycle.recorded / trace.saved)
+        seconds = max(cycle.seconds, trace.seconds)  # the pass may be one of the first, which are slower
+        return replace(trace, cycle=seconds, busy=cycle.busy, passes=cycle.recorded / trace.saved)

@@ -147,8 +147,9 @@ def run(text: str, options: Options, words: Sequence[str], target: Target) -> in
             print(_line(name, need, "recorded"))
         if value < wanted.low:
             raise LimitError(
-                f"--largest={text!r}: a limit of {limit} is too low for {name}={wanted.low}, whose floor is "
-                f"{format_size(search.needs[0].floor)}; raise it, or begin the range lower"
+                f"--largest={text!r}: a limit of {limit} is too low for {name}={wanted.low}, which needs "
+                f"{format_size(search.needs[0].floor / (1 - ROOM))}: its floor and {ROOM:.0%} to spare; raise it, or "
+                "begin the range lower"
             )
         for _ in range(MOST_RUNS):
             print(_line(name, at(value, search.needs[0], search.needs[-1]), "forecast"), flush=True)

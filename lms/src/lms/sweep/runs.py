@@ -56,7 +56,7 @@ def parse_bounds(text: str) -> tuple[Bound, ...]:
                 raise UsageError(f"--limits={text!r}: {word!r}: expected a share of 0% to 100%, such as 35%")
             bound = Bound(word, share=share)
         else:
-            bound = Bound(word, limit=parse_size(word, f"--limits={text!r}"))
+            bound = Bound(word, limit=parse_size(word, "--limits" if word == text else f"--limits={text!r}: one"))
         if word in bounds:
             raise UsageError(f"--limits={text!r}: {word!r} is given twice; expected each limit once")
         bounds[word] = bound

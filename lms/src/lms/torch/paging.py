@@ -58,8 +58,10 @@ class Paging:
         *,
         kinds: Iterable[str],
         min_size: int,
+        grown: Callable[[], None],
     ) -> None:
         self.pager = pager
+        self._grown = grown  # called when more may leave than before, ahead of the first pass that uses it
         self._places = _places[type(pager)]
         self._never = never  # marks a parameter as not to be moved as a saved tensor
         self._parameters, self._gradients, self._state = (
@@ -85,7 +87,14 @@ class Paging:
     def open(self, models: Iterable[torch.nn.Module]) -> None:
         """Begin, with the parameters of `models`. Others follow as their modules are called."""
         if self._parameters or self._gradients:
-            self._hooks.append(register_module_forward_pre_hook(torch.compiler.disable(self._before_forward)))
+            before_forward = torch.compiler.disable(self._before_forward)
+
+            def before_call(module: torch.nn.Module, _args: object) -> None:
+                # Compiled code keeps its graph, and so its numbers: what it uses comes back as it is touched.
+                if not torch.compiler.is_compiling():
+                    before_forward(module)
+
+            self._hooks.append(register_module_forward_pre_hook(before_call))
             for model in models:
                 for parameter in model.parameters():
                     self._adopt(parameter)
@@ -109,6 +118,7 @@ class Paging:
         """An optimizer is about to step over these, with at least `room` bytes for all that may leave."""
         self.pager.keep(room, fill=self._fills and bool(self._course))  # nothing is known before the first step's end
         for parameter in parameters:
+            self._adopt(parameter)  # no module's call tells of one that compiled code alone uses
             self._use(self._adopted.get(parameter), self._gradient(parameter), *self._states.get(parameter, ()))
 
     def after_part(self, entries: Iterable[tuple[Any, Mapping[str, Any]]]) -> None:
@@ -124,10 +134,13 @@ class Paging:
                 self._states[parameter] = tuple(block for block in blocks if block is not None)
 
     def count(self) -> None:
-        """Set `nbytes` anew."""
+        """Set `nbytes` anew. In the first step the gradients are foreseen."""
         of_gradients = (self._gradient(parameter) for parameter in self._watched)
         blocks = (*self._adopted.values(), *of_gradients, *chain.from_iterable(self._states.values()))
         self.nbytes = sum(block.nbytes for block in blocks if block is not None)
+        if not self._course:
+            waiting = (one for one in self._watched if self._gradient(one) is None and self._may_leave(one))
+            self.nbytes += sum(map(_nbytes, waiting))
 
     def usage(self) -> PagerUsage:
         """Figures since this session began, of all sessions."""
@@ -154,7 +167,7 @@ class Paging:
 
     # Uses
 
-    def _before_forward(self, module: torch.nn.Module, _args: object) -> None:
+    def _before_forward(self, module: torch.nn.Module) -> None:
         if self.paused or self.pager.capturing():
             return
         if module not in self._called:  # a whole model, before its first pass, which is measured
@@ -162,6 +175,7 @@ class Paging:
             for one in module.parameters():
                 self._adopt(one)
             self.count()
+            self._grown()
         for parameter in module._parameters.values():
             if parameter is not None:
                 self._adopt(parameter)

@@ -80,11 +80,15 @@ class State:
     ) -> Paging:
         self._paged = PagedRoom(planner, planner.device, least=0 if planner.limit is None else pager.least_room)
         pager.keep(self._paged.now)
-        paging = Paging(pager, never, kinds=options.swap, min_size=options.min_size)
+
+        def grown() -> None:
+            self._paged.begin(max(paging.nbytes, pager.usage().tracked))  # a former session's may be resident
+
+        paging = Paging(pager, never, kinds=options.swap, min_size=options.min_size, grown=grown)
         try:
             paging.open(models)
             planner.device.measure_anew()
-            self._paged.begin(max(paging.nbytes, pager.usage().tracked))  # a former session's may be resident
+            grown()
         except BaseException:
             paging.close()
             self._paged.close()

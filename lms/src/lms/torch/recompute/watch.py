@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch.nn import Module
+from torch.nn.utils import parametrize
 from torch.utils._pytree import tree_leaves
 
 from lms.core.recompute import Call, Candidate
@@ -94,7 +95,8 @@ class Watch:
             self._unfit.add(module)
         forward.traits = traits
         leaves = tree_leaves((args, kwargs))
-        plain = are_plain(leaves)
+        # In the backward `parametrize.cached()` is over, and the forward would compute what it finds in the cache now.
+        plain = are_plain(leaves) and not parametrize._cache_enabled
         before = Surroundings(module, (args, kwargs), self._hooks.unusual, values=True) if plain else None
         self._open.append(module)
         fit = False
