@@ -28,12 +28,12 @@ def write(path: Path, figures: Mapping[str, object], **more: str) -> None:
     output.write(path, json.dumps(document, indent=1).encode() + b"\n")
 
 
-def keep(name: str, figures: Mapping[str, object], folder: Path = OUT) -> None:
-    """Write `figures` to NAME.json.
+def keep(name: str, figures: Mapping[str, object]) -> None:
+    """Write `figures` to NAME.json in OUT.
 
     `load` is the load average of the minute before: other work of the machine, and the measurement itself.
     """
-    write(folder / f"{name}.json", {"load": os.getloadavg()[0], **figures})
+    write(OUT / f"{name}.json", {"load": os.getloadavg()[0], **figures})
 
 
 def processor() -> str:

@@ -28,6 +28,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ddl.bench.contest import order
 
 CLASSES = 10
+CHECKED = 4  # steps whose losses are compared
 
 
 class Trainee:
@@ -84,10 +85,10 @@ def timed(work: Callable[[], object]) -> float:
     return float(took)
 
 
-def train(names: Sequence[str], batch: int, width: int, checked: int, rounds: int) -> list[Steps]:
+def train(names: Sequence[str], batch: int, width: int, rounds: int) -> list[Steps]:
     """Train with each of `names`, in turns, in a different order each round, as `ddlrun bench` does."""
     trainees = [Trainee(name, batch, width) for name in names]
-    losses = [one.check(checked) for one in trainees]
+    losses = [one.check(CHECKED) for one in trainees]
     same = [one.has_the_same_bits_everywhere() for one in trainees]
     seconds: list[list[float]] = [[] for _ in trainees]
     for at in range(rounds):
@@ -105,13 +106,12 @@ def main() -> None:
     parser.add_argument("--contestants", default="ddl,gloo", metavar="NAME[:MB],...")
     parser.add_argument("--batch", type=int, default=4, help="images a rank and step")
     parser.add_argument("--width", type=int, default=64, help="channels of the first stage")
-    parser.add_argument("--checked", type=int, default=4, help="steps whose losses are compared, at least 2")
     parser.add_argument("--rounds", type=int, default=6, help="steps of each that are timed")
     parser.add_argument("--json", type=Path, required=True, metavar="FILE")
     args = parser.parse_args()
     torch.set_num_threads(1)  # the hosts of a virtual cluster share the processors
     dist.init_process_group("ddl")
-    steps = train([*args.contestants.split(","), ALONE], args.batch, args.width, args.checked, args.rounds)
+    steps = train([*args.contestants.split(","), ALONE], args.batch, args.width, args.rounds)
     if dist.get_rank() == 0:
         parameters = [parameter.numel() for parameter in ResNet(args.width, CLASSES).parameters()]
         record = {

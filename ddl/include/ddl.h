@@ -183,9 +183,6 @@ DDL_API ddl_result ddl_epoch(uint64_t* epoch);
 /* Returns the version of the loaded library: major * 10000 + minor * 100 + patch. Needs no ddl_init; cannot fail. */
 DDL_API int ddl_version(void);
 
-/* Returns what a code means, in a few words of static memory; "unknown result" if it is not a code. Cannot fail. */
-DDL_API const char* ddl_error_string(ddl_result code);
-
 /* Returns the message of the last error that this library returned to the calling thread: what was asked, what was
  * found, what to do. "" if there was no error. Valid until this thread's next call. */
 DDL_API const char* ddl_last_error(void);
@@ -330,13 +327,6 @@ DDL_API ddl_result ddl_isend(const void* data, size_t count, ddl_type type, int 
 DDL_API ddl_result ddl_recv(void* data, size_t count, ddl_type type, int peer, int64_t tag, ddl_comm comm, int* source);
 DDL_API ddl_result ddl_irecv(void* data, size_t count, ddl_type type, int peer, int64_t tag, ddl_comm comm, int* source,
                              ddl_request* request);
-
-/* Checks for a message that ddl_recv(peer, tag) would take. If there is one, sets *found to 1 and, if `source` is not
- * NULL, *source to the sender's rank; otherwise sets *found to 0. Does not take the message and does not block: a
- * message that was sent may be found only some calls later. If there is none and none can come any more, returns
- * DDL_ERROR_PEER_LOST (a rank of `comm` died), DDL_ERROR_SHUTDOWN (every possible sender has finalized or freed
- * `comm`), or the error that broke `comm`. */
-DDL_API ddl_result ddl_probe(int peer, int64_t tag, ddl_comm comm, int* found, int* source);
 
 /* Checks a request; does not block. If it is finished, sets *finished to 1, frees *request, sets it to DDL_REQUEST_NULL
  * and returns the call's result; otherwise sets *finished to 0 and returns DDL_SUCCESS. */

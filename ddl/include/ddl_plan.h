@@ -50,18 +50,10 @@ typedef struct ddl_network {
     int odd_count;
 } ddl_network;
 
-typedef enum ddl_algorithm DDL_INT {
-    DDL_ALGORITHM_AUTOMATIC = 0, /* by size, as in the library's calls */
-    DDL_ALGORITHM_LATENCY = 1,   /* the fewest rounds: recursive doubling */
-    DDL_ALGORITHM_BANDWIDTH = 2  /* the fewest bytes: rings in the plan's dimensions */
-} ddl_algorithm;
-
 /* How to run an allreduce. A NULL ddl_plan, or one of zeros, leaves it to the library. */
 typedef struct ddl_plan {
     const char* mode; /* "r:4x2", as in DDL_OPTIONS; NULL, "p" or a mode without dimensions: the library chooses */
     int chunks;       /* into how many pieces the buffer is cut; 0: by size */
-    const int* ranks; /* the rank at each position of the dimensions; NULL: in order */
-    ddl_algorithm algorithm;
 } ddl_plan;
 
 /* One term of a bound: latency + bytes / capacity. All 0, and tier -1, if there is no such term. */

@@ -1,4 +1,6 @@
 import os
+import subprocess
+import sys
 
 import pytest
 
@@ -48,17 +50,31 @@ def test_each_failed_check_is_a_line(capsys: pytest.CaptureFixture[str], monkeyp
     assert run(capsys) == (3, "", "ddlrun: error: host a: gone\nddlrun: error: host b: gone too\n")
 
 
-@pytest.mark.parametrize(("command", "status"), [("plan", 0), ("bench", 1)])
-def test_an_output_that_is_read_no_further_is_enough_for_a_plan_and_no_end_of_a_measurement(
-    monkeypatch: pytest.MonkeyPatch, command: str, status: int
-) -> None:
-    def stopped(_: list[str]) -> int:
-        raise BrokenPipeError
+def written_to(stdout: int, *words: str) -> tuple[int, str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "ddl.ddlrun", *words], stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=60
+    )
+    return done.returncode, done.stderr
 
-    monkeypatch.setattr(ddlrun, "_dispatch", stopped)
-    monkeypatch.setattr(ddlrun.os, "dup2", lambda *_: None)
-    monkeypatch.setattr(ddlrun.sys, "stdout", open(os.devnull))  # noqa: SIM115
-    assert ddlrun.main([command]) == status
+
+ANSWERS = pytest.mark.parametrize(
+    "line", ["--version", "doctor", "plan minsky", "plan minsky --json", "plan --list", "plan --help"]
+)
+
+
+@ANSWERS
+def test_an_answer_that_cannot_be_written_is_an_error(line: str) -> None:
+    with open("/dev/full", "wb") as full:
+        said = "ddlrun: error: stdout could not be written: No space left on device\n"
+        assert written_to(full.fileno(), *line.split()) == (1, said)
+
+
+@ANSWERS
+def test_an_answer_that_is_read_no_further_is_enough(line: str) -> None:
+    end, pipe = os.pipe()
+    os.close(end)
+    assert written_to(pipe, *line.split()) == (0, "")
+    os.close(pipe)
 
 
 def test_ctrl_c_is_no_traceback(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,7 +35,6 @@ def shown(path: Path) -> set[str]:
 def test_it_shows_the_functions_of_its_headers_and_nothing_else() -> None:
     headers = [path.read_text() for path in sorted((ROOT / "ddl/include").glob("*.h"))]
     declared = set(re.findall(r"DDL_API [^;(]*?\b(ddl_\w+)\(", "\n".join(headers)))
-    assert len(declared) == 46
     assert shown(library.find()) == declared
 
 
@@ -90,11 +89,6 @@ def test_a_process_that_nobody_started_is_a_job_of_its_own_without_mpi() -> None
     variables = {"PYTHONPATH": str(ROOT / "ddl/src")}
     done = subprocess.run([sys.executable, "-c", code], env=variables, capture_output=True, text=True, timeout=60)
     assert done.stdout == "0 1 False\n", done.stderr
-
-
-def test_python_declares_every_function_that_takes_arguments() -> None:
-    declared = set(re.findall(r"DDL_API [^;(]*?\b(ddl_\w+)\(", (ROOT / "ddl/include/ddl.h").read_text()))
-    assert declared - set(library._FUNCTIONS) == {"ddl_version", "ddl_error_string", "ddl_last_error"}
 
 
 def test_every_result_code_has_an_exception_of_its_own() -> None:

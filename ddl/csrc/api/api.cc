@@ -187,28 +187,19 @@ Call movement(Collective collective, const void* input, void* output, size_t cou
     return {{collective, type, DDL_SUM, count, root}, input, output};
 }
 
-}  // namespace
-}  // namespace ddl
-
-using ddl::Collective;
-using ddl::Status;
-
-namespace ddl {
-namespace {
-
 ddl_result initialise(const char* options, const std::function<std::optional<Start>()>& how) {
-    return ddl::guarded([&]() -> Status {
-        ddl::refuse_child();
-        ddl::Global& global = ddl::global();
+    return guarded([&]() -> Status {
+        refuse_child();
+        Global& global = ddl::global();
         const std::lock_guard joining(global.joining);
-        if (ddl::current()) {
-            throw ddl::Error(DDL_ERROR_STATE, "ddl is initialised already: call ddl_finalize before the next ddl_init");
+        if (current()) {
+            throw Error(DDL_ERROR_STATE, "ddl is initialised already: call ddl_finalize before the next ddl_init");
         }
         const std::optional<Start> start = how();
-        auto made = ddl::Session::begin(options, start ? &*start : nullptr);
-        made->job().before_finalize(ddl::end_session);
-        ddl::report_on_signal([] {
-            const ddl::SessionPtr found = ddl::current();
+        auto made = Session::begin(options, start ? &*start : nullptr);
+        made->job().before_finalize(end_session);
+        report_on_signal([] {
+            const SessionPtr found = current();
             const std::string text = found ? found->engine().in_flight() : "";
             return text.empty() ? "ddl: process " + std::to_string(getpid()) + " has no requests in flight\n" : text;
         });
@@ -219,18 +210,18 @@ ddl_result initialise(const char* options, const std::function<std::optional<Sta
 }
 
 ddl_result resize(bool takes_in, int* gone, int capacity, int* count, int* joined) {
-    return ddl::guarded([&]() -> Status {
-        ddl::refuse_child();
-        ddl::Global& global = ddl::global();
+    return guarded([&]() -> Status {
+        refuse_child();
+        Global& global = ddl::global();
         const std::lock_guard joining(global.joining);
-        const ddl::SessionPtr former = ddl::session();
+        const SessionPtr former = session();
         std::vector<int> ranks;
         int added = 0;
-        ddl::SessionPtr next;
+        SessionPtr next;
         try {
             next = former->resize(takes_in, &ranks, &added);
         } catch (...) {
-            if (former->has_ended()) ddl::end_session();
+            if (former->has_ended()) end_session();
             throw;
         }
         {
@@ -239,7 +230,7 @@ ddl_result resize(bool takes_in, int* gone, int capacity, int* count, int* joine
         }
         if (next != former) {  // another thread has finalized meanwhile
             next->end();
-            throw ddl::Error(DDL_ERROR_STATE, "ddl_finalize was called meanwhile");
+            throw Error(DDL_ERROR_STATE, "ddl_finalize was called meanwhile");
         }
         const auto most = static_cast<size_t>(std::max(capacity, 0));
         if (gone) std::copy_n(ranks.begin(), std::min(most, ranks.size()), gone);
@@ -251,6 +242,9 @@ ddl_result resize(bool takes_in, int* gone, int capacity, int* count, int* joine
 
 }  // namespace
 }  // namespace ddl
+
+using ddl::Collective;
+using ddl::Status;
 
 ddl_result ddl_init(const char* options) {
     return ddl::initialise(options, [] { return std::nullopt; });
@@ -315,23 +309,6 @@ ddl_result ddl_finalize() {
 }
 
 int ddl_version() { return DDL_VERSION_MAJOR * 10000 + DDL_VERSION_MINOR * 100 + DDL_VERSION_PATCH; }
-
-const char* ddl_error_string(ddl_result code) {
-    switch (code) {
-        case DDL_SUCCESS: return "success";
-        case DDL_ERROR_ARGUMENT: return "an argument's value is not allowed";
-        case DDL_ERROR_STATE: return "the library is not in the state for this call";
-        case DDL_ERROR_MISMATCH: return "ranks called different things";
-        case DDL_ERROR_TIMEOUT: return "a rank did not arrive in time";
-        case DDL_ERROR_PEER_LOST: return "a rank died";
-        case DDL_ERROR_SHUTDOWN: return "a rank left with the collective unfinished";
-        case DDL_ERROR_MEMORY: return "out of memory";
-        case DDL_ERROR_TRANSPORT: return "MPI, NCCL, CUDA or a socket reported an error";
-        case DDL_ERROR_UNSUPPORTED: return "this build or this machine cannot do it";
-        case DDL_ERROR_INTERNAL: return "a defect of the library";
-    }
-    return "unknown result";
-}
 
 ddl_result ddl_rank(ddl_comm comm, int* rank) {
     return ddl::store(rank, "rank", [&](ddl::Session& its) { return ddl::known(its.engine().rank(its.id_of(comm))); });
@@ -437,20 +414,6 @@ ddl_result ddl_recv(void* data, size_t count, ddl_type type, int peer, int64_t t
 ddl_result ddl_irecv(void* data, size_t count, ddl_type type, int peer, int64_t tag, ddl_comm comm, int* source,
                      ddl_request* request) {
     return ddl::post(ddl::incoming(data, count, type, tag, source), peer, comm, request);
-}
-
-ddl_result ddl_probe(int peer, int64_t tag, ddl_comm comm, int* found, int* source) {
-    return ddl::guarded([&] {
-        ddl::need(found, "found");
-        *found = 0;
-        const ddl::SessionPtr its = ddl::session();
-        bool is_here = false;
-        int from = -1;
-        Status status = its->engine().probe(its->id_of(comm), peer, tag, &is_here, &from);
-        *found = is_here;
-        if (is_here && source) *source = from;
-        return status;
-    });
 }
 
 ddl_result ddl_test(ddl_request* request, int* finished) {

@@ -1,6 +1,5 @@
 // The planning half of the C interface: ddl_plan.h says what the functions mean.
 #include <algorithm>
-#include <cstring>
 #include <iterator>
 #include <numeric>
 
@@ -62,32 +61,18 @@ int tier_of(const Step& step, const Schedule& schedule, const Layout& layout) {
     return tier;
 }
 
-Tuning tuning_of(const ddl_plan* asked) {
-    switch (asked ? asked->algorithm : DDL_ALGORITHM_AUTOMATIC) {
-        case DDL_ALGORITHM_AUTOMATIC: return {};
-        case DDL_ALGORITHM_LATENCY: return {Algorithm::latency};
-        case DDL_ALGORITHM_BANDWIDTH: return {Algorithm::bandwidth};
-    }
-    throw Error(DDL_ERROR_ARGUMENT,
-                "algorithm " + std::to_string(static_cast<int>(asked->algorithm)) + " is none of ddl_algorithm");
-}
-
 Plan plan_of(const Network& network, const ddl_plan* asked, const Task& task) {
-    const int size = network.size();
     const Options options = parse_options(asked && asked->mode ? std::string("-mode ") + asked->mode : "");
-    std::vector<int> ranks;
-    if (asked && asked->ranks) ranks.assign(asked->ranks, asked->ranks + size);
     Plan plan;
     if (options.dimensions.empty()) {
         plan = choose_plan(network, task);
-        if (!ranks.empty()) plan = reordered(std::move(plan), std::move(ranks));
         if (options.modes != "p") {
-            plan.modes = make_plan(size, plan.dimensions, options.modes).modes;  // one for each, checked
+            plan.modes = make_plan(network.size(), plan.dimensions, options.modes).modes;  // one for each, checked
         }
     } else {
         Options measured = options;
         std::replace(measured.modes.begin(), measured.modes.end(), 'p', 'r');
-        plan = plan_of_options(measured, size, std::move(ranks));
+        plan = plan_of_options(measured, network.size());
         plan.reason = "as asked for";
     }
     if (asked && asked->chunks < 0) {
@@ -95,12 +80,6 @@ Plan plan_of(const Network& network, const ddl_plan* asked, const Task& task) {
     }
     plan.chunks = asked ? asked->chunks : 0;
     return plan;
-}
-
-template <size_t N>
-void copy_text(char (&to)[N], const std::string& from) {
-    std::memset(to, 0, N);
-    from.copy(to, N - 1);
 }
 
 void copy_forecast(ddl_forecast& to, const Plan& plan, const Forecast& from) {
@@ -111,9 +90,9 @@ void copy_forecast(ddl_forecast& to, const Plan& plan, const Forecast& from) {
     to.chunks = static_cast<int>(from.chunks);
     to.rounds = static_cast<int>(from.rounds);
     to.symmetric = from.symmetric;
-    copy_text(to.plan, format_mode(plan));
-    copy_text(to.algorithm, from.algorithm);
-    copy_text(to.reason, from.reason);
+    format_mode(plan).copy(to.plan, sizeof to.plan - 1);
+    from.algorithm.copy(to.algorithm, sizeof to.algorithm - 1);
+    from.reason.copy(to.reason, sizeof to.reason - 1);
 }
 
 }  // namespace
@@ -147,7 +126,7 @@ ddl_result ddl_plan_forecast(const ddl_network* network, const ddl_plan* plan, s
         const ddl::Network described = ddl::network_of(network);
         const ddl::Task task = ddl::task_of(described, count, type);
         const ddl::Plan made = ddl::plan_of(described, plan, task);
-        ddl::copy_forecast(*forecast, made, ddl::simulate(described, made, task, ddl::tuning_of(plan)));
+        ddl::copy_forecast(*forecast, made, ddl::simulate(described, made, task));
         return {};
     });
 }
@@ -175,7 +154,7 @@ ddl_result ddl_plan_schedule(const ddl_network* network, const ddl_plan* plan, s
         const ddl::Network described = ddl::network_of(network);
         const ddl::Task task = ddl::task_of(described, count, type);
         const ddl::Plan made = ddl::plan_of(described, plan, task);
-        const ddl::Schedule schedule = ddl::make_schedule(made, rank, task, ddl::tuning_of(plan));
+        const ddl::Schedule schedule = ddl::make_schedule(made, rank, task);
         const ddl::Layout layout(described);
         size_t at = 0;
         for (size_t chunk = 0; chunk < schedule.chunks.size(); ++chunk) {

@@ -48,13 +48,6 @@ void Engine::create(const CommKey& key, std::vector<int> members, Plan plan) {
     core_.table.add(comm);
 }
 
-size_t Engine::free_communicators() const { return core_.table.count_free_ids(); }
-
-Plan Engine::plan(CommId id) const {
-    const CommPtr comm = core_.table.find(id);
-    return comm ? comm->plan : Plan{};
-}
-
 int Engine::rank(CommId id) const {
     const CommPtr comm = core_.table.find(id);
     return comm ? comm->rank : -1;

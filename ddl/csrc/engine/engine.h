@@ -40,12 +40,6 @@ class Engine {
     Status post(CommId comm, int peer, Mail mail, RequestPtr* request) {
         return loop_.post(comm, peer, std::move(mail), request);
     }
-    // Whether a message is here that a receive from `peer`, or from kAnyRank, with `tag` would take; `source` gets its
-    // sender. Does not block. Errors if none is here, which break nothing: DDL_ERROR_PEER_LOST, a rank of the
-    // communicator died; DDL_ERROR_SHUTDOWN, all who could send it have left the communicator.
-    Status probe(CommId comm, int peer, int64_t tag, bool* found, int* source) {
-        return loop_.probe(comm, peer, tag, found, source);
-    }
     // Makes progress, without blocking, unless another thread does. True if the request is finished. Throws nothing.
     bool test(const RequestPtr& request) { return loop_.test(request); }
     // Blocks until the request is finished; returns its result. Throws nothing.
@@ -73,10 +67,6 @@ class Engine {
     void fail(CommId comm, const Status& cause);
     // What broke it; success if nothing did.
     Status state(CommId comm) const;
-    // For how many more communicators this rank has numbers.
-    size_t free_communicators() const;
-    // Its plan; an empty one if there is no such communicator.
-    Plan plan(CommId comm) const;
     // -1 if there is no such communicator.
     int rank(CommId comm) const;
     int size(CommId comm) const;

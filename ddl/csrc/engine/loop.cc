@@ -94,16 +94,6 @@ Status Loop::post(CommId comm, int peer, Mail mail, RequestPtr* request) {
     return status;
 }
 
-Status Loop::probe(CommId comm, int peer, int64_t tag, bool* found, int* source) {
-    *found = false;
-    std::unique_lock held(core_.progress);
-    if (core_.shut) return shut_down();
-    poll();
-    Status status = messages_.probe(comm, peer, tag, found, source);
-    unlock_and_warn(std::move(held));
-    return status;
-}
-
 bool Loop::test(const RequestPtr& request) {
     if (!request->finished()) progress(std::unique_lock(core_.progress, std::try_to_lock));
     return request->finished();

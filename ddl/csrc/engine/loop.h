@@ -23,7 +23,6 @@ class Loop {
     // As Engine has them. Calls are begun in the order of their submission.
     Status submit(CommId comm, const Call& call, RequestPtr* request);
     Status post(CommId comm, int peer, Mail mail, RequestPtr* request);
-    Status probe(CommId comm, int peer, int64_t tag, bool* found, int* source);
     bool test(const RequestPtr& request);
     const Status& wait(const RequestPtr& request);
     Status run(CommId comm, const Call& call);

@@ -96,18 +96,6 @@ void Mailbox::post(Letter letter) {
     }
 }
 
-bool Mailbox::probe(const Mail& mail, int* from) {
-    for (const int peer : mail.peers) {
-        do listen(peer);
-        while (hear(peer));
-    }
-    const auto found = std::find_if(arrivals_.begin(), arrivals_.end(),
-                                    [&](const Arrival& arrival) { return matches(mail, arrival); });
-    if (found == arrivals_.end()) return false;
-    *from = found->from;
-    return true;
-}
-
 void Mailbox::receive(Letter& letter) {
     const auto found = std::find_if(arrivals_.begin(), arrivals_.end(),
                                     [&](const Arrival& arrival) { return matches(letter.mail, arrival); });

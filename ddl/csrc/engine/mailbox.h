@@ -88,8 +88,6 @@ class Mailbox {
     ~Mailbox() { close(); }
 
     void post(Letter letter);
-    // Whether a receive that is posted now would find its message, and its sender in the world; does not take it.
-    bool probe(const Mail& mail, int* from);
     // Moves messages along, and takes out those that are finished, or failed, into `over`. True if one moved.
     bool poll(std::list<Letter>* over) noexcept;
     // Takes back what is under way on a communicator. Each letter is over as soon as its buffer is the caller's again.

@@ -91,36 +91,6 @@ Status Messages::post(CommId id, int peer, Mail mail, RequestPtr* request) {
     return {};
 }
 
-Status Messages::probe(CommId id, int peer, int64_t tag, bool* found, int* source) {
-    const CommPtr comm = core_.table.find(id);
-    if (!comm) return no_such(id);
-    Mail mail;
-    mail.incoming = true;
-    mail.tag = tag;
-    if (Status status = check(mail, peer, comm->rank, comm->size()); !status.ok()) return status;
-    address(*comm, peer, &mail);
-    int from = -1;
-    *found = core_.mailbox.probe(mail, &from);
-    if (*found) *source = comm->rank_of(from);
-    return *found ? Status{} : loss_of(*comm, mail);
-}
-
-// Why a message that has not arrived will not; success if it may.
-Status Messages::loss_of(const Communicator& comm, const Mail& mail) const {
-    if (comm.broken) return *comm.broken;
-    for (int rank = 0; rank < comm.size(); ++rank) {
-        if (!core_.transport->is_dead(comm.group.members[static_cast<size_t>(rank)])) continue;
-        return {DDL_ERROR_PEER_LOST, comm.name(rank) + " died: see its own output for the cause"};
-    }
-    if (seconds_now() - left_at(comm, mail.ranks) >= kGrace) {
-        const std::string who = mail.peers.size() == 1
-                                    ? core_.name(mail.peers[0]) + " " + describe(comm.departed.at(mail.ranks[0]).how)
-                                    : "every other rank has left the communicator";
-        return {DDL_ERROR_SHUTDOWN, who + ": no message will come any more"};
-    }
-    return {};
-}
-
 bool Messages::poll() {
     if (core_.mailbox.empty()) return false;
     std::list<Letter> over;

@@ -13,9 +13,8 @@ class Messages {
   public:
     explicit Messages(Core& core) : core_(core) {}
 
-    // As Engine has them; probe() looks at what is here.
+    // As Engine has it.
     Status post(CommId comm, int peer, Mail mail, RequestPtr* request);
-    Status probe(CommId comm, int peer, int64_t tag, bool* found, int* source);
 
     // Moves messages along, and ends the requests of those that are over. True if one moved.
     bool poll();
@@ -25,7 +24,6 @@ class Messages {
     std::string in_flight() const;
 
   private:
-    Status loss_of(const Communicator& comm, const Mail& mail) const;
     std::string hindrance_of(const Communicator& comm, const Letter& letter) const;
 
     Core& core_;

@@ -1,9 +1,9 @@
 // The communicators of a rank by number, and which numbers are free.
 #pragma once
 
-#include <algorithm>
 #include <map>
 #include <mutex>
+#include <utility>
 #include <vector>
 
 #include "engine/communicator.h"
@@ -56,11 +56,6 @@ class Table {
     std::vector<uint8_t> free_ids() const {
         const std::lock_guard lock(mutex_);
         return free_ids_;
-    }
-
-    size_t count_free_ids() const {
-        const std::lock_guard lock(mutex_);
-        return static_cast<size_t>(std::count(free_ids_.begin(), free_ids_.end(), 1));
     }
 
     // A number that a rank takes for a communicator which may not come to be.

@@ -32,7 +32,6 @@ class Chunks {
     }
 
     uint32_t count() const { return count_; }
-    bool is_hierarchy() const { return is_hierarchy_; }
     const std::string& algorithm() const { return first_.algorithm; }
     const std::string& reason() const { return first_.reason; }
     // About how many messages a rank sends and receives in all.

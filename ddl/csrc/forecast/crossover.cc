@@ -12,13 +12,13 @@ namespace {
 
 // Bytes of a message beside its payload: the headers of Ethernet, IP, TCP, MPI and ours. The simulation and the bounds
 // leave them out, but here they decide: more rounds pay them more often.
-constexpr uint64_t kFraming = 125;
+constexpr double kFraming = 125;
 constexpr double kMargin = 1.1;  // additional rounds may have to wait for late ranks
 
 // A round in which each rank sends the same number of bytes to one other.
 struct Round {
     double latency = 0, per_byte = 0;  // seconds
-    double seconds(double bytes) const { return latency + per_byte * bytes; }
+    double seconds(double payload) const { return latency + per_byte * (payload + kFraming); }
 };
 
 // Each of `positions` sends to the one whose index differs in `bit`: all ranks below a link send through it at once.
@@ -57,14 +57,12 @@ class Doubling {
         }
     }
 
-    // `framing`: bytes of a message beside its payload.
-    double seconds(uint64_t bytes, size_t halvings, uint64_t framing) const {
+    double seconds(uint64_t bytes, size_t halvings) const {
         double seconds = 0, left = static_cast<double>(bytes);
-        const auto frame = static_cast<double>(framing);
-        for (const Round& fold : folds_) seconds += fold.seconds(left + frame);
+        for (const Round& fold : folds_) seconds += fold.seconds(left);
         for (size_t i = 0; i < rounds_.size(); ++i) {
             if (i < halvings) left /= 2;
-            seconds += (i < halvings ? 2 : 1) * rounds_[i].seconds(left + frame);
+            seconds += (i < halvings ? 2 : 1) * rounds_[i].seconds(left);
         }
         return seconds;
     }
@@ -72,7 +70,7 @@ class Doubling {
     // The fewest halvings that are not much slower than another number of them.
     size_t halvings(uint64_t bytes) const {
         std::vector<double> each;
-        for (size_t k = 0; k <= rounds_.size(); ++k) each.push_back(seconds(bytes, k, kFraming));
+        for (size_t k = 0; k <= rounds_.size(); ++k) each.push_back(seconds(bytes, k));
         const double most = kMargin * *std::min_element(each.begin(), each.end());
         const auto found = std::find_if(each.begin(), each.end(), [&](double seconds) { return seconds <= most; });
         return static_cast<size_t>(found - each.begin());
@@ -94,7 +92,7 @@ double framing_seconds(const Network& network, const Layout& layout, const Plan&
         double slowest = 0;
         for (int child = 0; child < layout.children(tier); ++child) {
             const auto [first, end] = layout.ranks(tier, child);
-            slowest = std::max(slowest, static_cast<double>(kFraming) * (end - first) / layout.bandwidth(tier, child));
+            slowest = std::max(slowest, kFraming * (end - first) / layout.bandwidth(tier, child));
         }
         seconds += 2 * (dimension - 1) * slowest;
     }
@@ -102,10 +100,6 @@ double framing_seconds(const Network& network, const Layout& layout, const Plan&
 }
 
 }  // namespace
-
-double doubling_seconds(const Network& network, uint64_t bytes, int halvings) {
-    return Doubling(network, Layout(network)).seconds(bytes, static_cast<size_t>(halvings), 0);
-}
 
 void set_crossover(Plan& plan, const Network& network) {
     check(network);
@@ -122,7 +116,7 @@ void set_crossover(Plan& plan, const Network& network) {
     const auto is_faster = [&](uint64_t bytes) {
         const double others =
             simulate(network, plan, allreduce(bytes), by_dimensions).seconds + framing_seconds(network, layout, plan);
-        return doubling.seconds(bytes, doubling.halvings(bytes), kFraming) <= kMargin * others;
+        return doubling.seconds(bytes, doubling.halvings(bytes)) <= kMargin * others;
     };
     // With less than an element a rank, there is nothing to divide among the dimensions.
     uint64_t small = 128;

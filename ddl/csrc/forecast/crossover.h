@@ -9,10 +9,6 @@
 
 namespace ddl {
 
-// Seconds of an allreduce of `bytes` by recursive doubling after `halvings`, if ranks stand in the network's order: in
-// each round all ranks below a link send through it at once.
-double doubling_seconds(const Network& network, uint64_t bytes, int halvings = 0);
-
 // Sets the plan's small_bytes, the most bytes (a power of two) for which recursive doubling is not slower than its
 // dimensions, and how often these are halved first: the fewest halvings within a tenth of the fastest. At least
 // kLeastDoubled, because below that the processors' cost of a round decides, and it was not measured. At most

@@ -33,6 +33,6 @@ constexpr Tag kProbeTags = 16;
 Probe probe(Bootstrap& bootstrap, const Placement& placement, Tag tag, const ProbeOptions& options = {});
 
 // The longest time, in seconds, that a rank waits for the others' measurements if nothing is wrong.
-double longest_probe(const Placement& placement, const ProbeOptions& options = {});
+double longest_probe(const Placement& placement, const ProbeOptions& options);
 
 }  // namespace ddl

@@ -51,14 +51,12 @@ int halvings_of(const Plan& plan, const Task& task, const Tuning& tuning) {
     return static_cast<int>(std::count_if(plan.halved_above.begin(), plan.halved_above.end(), is_halved));
 }
 
-void build_allreduce(Builder& builder, bool small) {
-    if (!small) return build_hierarchy(builder);
-    build_doubling(builder, halvings_of(builder.plan(), builder.task(), builder.tuning()));
-}
-
 void build(Builder& builder, bool small) {
     switch (builder.task().collective) {
-        case Collective::allreduce: build_allreduce(builder, small); break;
+        case Collective::allreduce:
+            small ? build_doubling(builder, halvings_of(builder.plan(), builder.task(), builder.tuning()))
+                  : build_hierarchy(builder);
+            break;
         case Collective::reduce_scatter: build_ring_reduce_scatter(builder); break;
         case Collective::allgather:
             if (small && builder.size() <= kMostDirect) {

@@ -22,11 +22,6 @@ struct Report {
 };
 static_assert(sizeof(Report) == 2048);
 
-template <size_t size>
-void copy(const std::string& text, char (&target)[size]) {
-    std::strncpy(target, text.c_str(), size - 1);
-}
-
 std::string name_of(const Job& job) {
     return "rank " + std::to_string(job.members().rank) + " (host " + host_name() + ")";
 }
@@ -129,7 +124,7 @@ std::shared_ptr<CudaDevice> make_nccl_groups(Job& job, Engine& engine, const Pla
     const int position = plan.positions[static_cast<size_t>(job.members().rank)];
     std::shared_ptr<NcclJob> nccl;
     Report mine;
-    copy(name_of(job), mine.who);
+    name_of(job).copy(mine.who, sizeof mine.who - 1);
     try {
         if (dimensions > kMostDimensions) {
             throw Error(DDL_ERROR_UNSUPPORTED, "more than 8 dimensions with modes b and n");
@@ -142,7 +137,7 @@ std::shared_ptr<CudaDevice> make_nccl_groups(Job& job, Engine& engine, const Pla
         }
     } catch (const Error& error) {
         mine.code = error.code();
-        copy(error.what(), mine.text);
+        std::strncpy(mine.text, error.what(), sizeof mine.text - 1);
     }
     last_nccl() = nccl;
     const std::vector<Report> reports = exchange(engine, mine);

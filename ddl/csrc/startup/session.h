@@ -21,7 +21,7 @@ namespace ddl {
 class Session {
   public:
     // Comes to the job; `options` as ddl_init takes them, `start` as Job::join() does. Collective. Throws Error.
-    static std::shared_ptr<Session> begin(const char* options, const Start* start = nullptr);
+    static std::shared_ptr<Session> begin(const char* options, const Start* start);
     // The next epoch's, among the ranks that are alive and, if `takes_in`, the processes that wait. Ends this one: what
     // is in flight anywhere, on any of its communicators, ends with DDL_ERROR_PEER_LOST. `gone` gets the ranks that are
     // no more in it, by their numbers here, and `joined` how many are new. Collective over those alive; blocks. Throws

@@ -21,6 +21,8 @@ from ddl.request import Call, Request
 
 Op = Literal["sum", "average", "min", "max", "product"]
 OPS: dict[Op, int] = {"sum": 0, "average": 1, "min": 2, "max": 3, "product": 4}  # ddl_op of ddl.h
+# ddl.h: tags of collectives that are made of messages; torch.distributed's tags have 32 bits
+GATHER, SCATTER, ALLTOALL = 1 << 40, 1 << 41, 1 << 42
 
 
 def allreduce(array: ArrayT, op: Op = "sum", *, comm: Communicator | None = None) -> ArrayT:

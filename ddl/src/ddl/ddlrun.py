@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 
@@ -16,23 +15,14 @@ INTERRUPTED = 130  # what shells return for a command that Ctrl-C ended
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv` (sys.argv's when None); return its exit status."""
     words = list(sys.argv[1:] if argv is None else argv)
-    # The status if nobody reads our output to its end: `plan` has then done its work, but `bench` may not have.
-    status = 0 if words[:1] == ["plan"] else LaunchError.exit_status
     try:
-        status = _dispatch(words)
-        if sys.stdout is not None:
-            sys.stdout.flush()
-        return status
+        return _dispatch(words)
     except LaunchError as error:
         for line in error.lines if isinstance(error, CheckError) else (str(error),):
             say(f"error: {line}")
         return error.exit_status
     except KeyboardInterrupt:
         return INTERRUPTED
-    except BrokenPipeError:
-        # The reader of our output (a pager, head) has left. Python would complain again when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return status
 
 
 def _dispatch(words: list[str]) -> int:

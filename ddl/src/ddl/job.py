@@ -213,3 +213,11 @@ def local_size() -> int:
 def num_hosts() -> int:
     """The number of hosts that the job runs on. Raises StateError before `init`."""
     return library.number("ddl_num_hosts")
+
+
+def timeout_or(default: float) -> float:
+    """The seconds of DDL_TIMEOUT, or `default` if it is not set."""
+    try:
+        return float(os.environ["DDL_TIMEOUT"])
+    except (KeyError, ValueError):  # ddl_init refuses what is no number
+        return default

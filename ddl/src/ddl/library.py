@@ -49,7 +49,6 @@ _FUNCTIONS = {
     "ddl_recv": [*_MESSAGE, POINTER(c_int)],
     "ddl_isend": _MESSAGE + _REQUEST,
     "ddl_irecv": [*_MESSAGE, POINTER(c_int), *_REQUEST],
-    "ddl_probe": [c_int, c_int64, c_void_p, POINTER(c_int), POINTER(c_int)],
     "ddl_iallreduce": _REDUCTION + _REQUEST,
     "ddl_ireduce_scatter": _REDUCTION + _REQUEST,
     "ddl_iallgather": _MOVEMENT + _REQUEST,

@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <cmath>
 
 #include "check.h"
 #include "forecast/crossover.h"
@@ -17,10 +16,17 @@ Network odd() { return {{{3, 1e-6, 5e9}, {2, 30e-6, kFast}}}; }
 
 Task allreduce(uint64_t bytes) { return {Collective::allreduce, DDL_FLOAT32, DDL_SUM, bytes / 4, 0}; }
 
-double simulated(const Network& network, const Plan& plan, uint64_t bytes, Algorithm algorithm) {
-    Tuning tuning;
-    tuning.algorithm = algorithm;
-    return simulate(network, plan, allreduce(bytes), tuning).seconds;
+// By the dimensions of the plan.
+double rings(const Network& network, const Plan& plan, uint64_t bytes) {
+    return simulate(network, plan, allreduce(bytes), Tuning{Algorithm::bandwidth}).seconds;
+}
+
+// By recursive doubling after so many halvings.
+double doubling(const Network& network, uint64_t bytes, int halvings) {
+    Plan plan = flat_plan(network.size());
+    plan.small_bytes = bytes;
+    plan.halved_above.assign(static_cast<size_t>(halvings), 0);
+    return simulate(network, plan, allreduce(bytes)).seconds;
 }
 
 Plan crossed(const Network& network, Plan plan) {
@@ -28,29 +34,7 @@ Plan crossed(const Network& network, Plan plan) {
     return plan;
 }
 
-// One ring, whose allreduces of up to a MiB are doubled after so many halvings.
-Plan halved(int size, int halvings) {
-    Plan plan = flat_plan(size);
-    plan.small_bytes = 1 << 20;
-    plan.halved_above.assign(static_cast<size_t>(halvings), 0);
-    return plan;
-}
-
 }  // namespace
-
-TEST("recursive doubling after any halvings takes what the simulation says") {
-    for (const Network& network : {switched(), racked(), odd()}) {
-        for (const uint64_t bytes : {1 << 10, 64 << 10}) {
-            for (int halvings = 0; halvings <= (network.size() == 8 ? 3 : 2); ++halvings) {
-                const double expected =
-                    simulated(network, halved(network.size(), halvings), bytes, Algorithm::automatic);
-                // Ranks that are not folded begin earlier than the formula has it.
-                const double tolerance = network.size() == 8 ? 0.02 : 0.5;
-                CHECK(std::fabs(doubling_seconds(network, bytes, halvings) / expected - 1) < tolerance);
-            }
-        }
-    }
-}
 
 TEST("the crossover is where the dimensions become faster") {
     const Plan plan = flat_plan(6);  // four ranks, and two that are folded into others with all their bytes
@@ -58,10 +42,9 @@ TEST("the crossover is where the dimensions become faster") {
     const Network network = six(100e-6);
     const uint64_t small = crossed(network, plan).small_bytes;
     CHECK(small > kLeastDoubled && small < kMostDoubled);
-    CHECK(doubling_seconds(network, small / 2) < simulated(network, plan, small / 2, Algorithm::bandwidth));
+    CHECK(doubling(network, small / 2, 0) < rings(network, plan, small / 2));
     for (int halvings = 0; halvings <= 2; ++halvings) {
-        CHECK(doubling_seconds(network, 2 * small, halvings) >
-              simulated(network, plan, 2 * small, Algorithm::bandwidth));
+        CHECK(doubling(network, 2 * small, halvings) > rings(network, plan, 2 * small));
     }
     CHECK(crossed(six(300e-6), plan).small_bytes > small);  // rounds cost more
     CHECK(crossed(six(30e-6), plan).small_bytes < small);
@@ -76,10 +59,10 @@ TEST("the more bytes, the more halvings, and each is the best number of them wit
         for (uint64_t bytes = 512; bytes <= plan.small_bytes; bytes *= 2) {
             const auto above = [&](uint64_t limit) { return bytes > limit; };
             const auto chosen = std::count_if(plan.halved_above.begin(), plan.halved_above.end(), above);
-            const double took = doubling_seconds(network, bytes, static_cast<int>(chosen));
-            for (int other = 0; other <= 3; ++other) {
-                CHECK(took <= 1.1 * doubling_seconds(network, bytes + 8 * kFramed, other));
-            }
+            const double took = doubling(network, bytes, static_cast<int>(chosen));
+            const int most = network.size() == 8 ? 3 : 2;
+            for (int other = 0; other <= most; ++other)
+                CHECK(took <= 1.1 * doubling(network, bytes + 8 * kFramed, other));
         }
     }
 }

@@ -255,13 +255,15 @@ TEST("who waits for a rank that has freed the communicator is told, long before 
         std::vector<float> data(10);
         RequestPtr request;
         if (rank == 1) {
+            world.network.delay(1, 1);
             CHECK(engine.post(comm, 0, send_of(data), &request).ok());
             CHECK(engine.wait(request).ok());
+            world.network.delay(1, 0);
             CHECK(engine.free(comm).ok());
             return;
         }
         CHECK(engine.post(comm, 1, receive_of(data), &request).ok());
-        CHECK(engine.wait(request).ok());  // what was sent before
+        CHECK(engine.wait(request).ok());  // what was sent before has two seconds to arrive
         CHECK(engine.post(comm, 1, receive_of(data), &request).ok());
         const Status& status = engine.wait(request);
         CHECK_EQ(status.code, DDL_ERROR_SHUTDOWN);
@@ -303,121 +305,20 @@ TEST("a rank that dies ends the messages that are awaited from it") {
     });
 }
 
-TEST("a probe finds what a receive would take, leaves it there, and says from whom") {
-    World world(3, flat_plan(3));
-    const auto probe = [](Engine& engine, int peer, int64_t tag) {
-        bool found = false;
-        int source = -1;
-        for (Backoff backoff(0, 1e-3); !found; backoff.pause())
-            CHECK(engine.probe(kWorld, peer, tag, &found, &source).ok());
-        return source;
-    };
-    bool found = true;
-    int source = -1;
-    CHECK(world.engines[2]->probe(kWorld, kAnyRank, 4, &found, &source).ok());
-    CHECK(!found);
-    for (const size_t count : {10, 100000}) {
-        world.run([&](int rank, Engine& engine) {
-            if (rank == 0) CHECK(finish(engine, 2, send_of(numbers(count, 7), 4)).ok());
-            if (rank != 2) return;
-            CHECK_EQ(probe(engine, kAnyRank, 4), 0);
-            CHECK_EQ(probe(engine, 0, 4), 0);
-            CHECK(engine.probe(kWorld, 0, 5, &found, &source).ok());
-            CHECK(!found);
-            CHECK(engine.probe(kWorld, 1, 4, &found, &source).ok());
-            CHECK(!found);
-            std::vector<float> got(count);
-            CHECK(finish(engine, 0, receive_of(got, 4)).ok());
-            CHECK(got == numbers(count, 7));
-            CHECK(engine.probe(kWorld, kAnyRank, 4, &found, &source).ok());
-            CHECK(!found);
-        });
-    }
-    CHECK_EQ(world.engines[0]->probe(kWorld, 3, 4, &found, &source).code, DDL_ERROR_ARGUMENT);
-    CHECK_EQ(world.engines[0]->probe(kWorld, 0, 4, &found, &source).code, DDL_ERROR_ARGUMENT);
-    CHECK_EQ(world.engines[0]->probe(9, 1, 4, &found, &source).code, DDL_ERROR_STATE);
-}
-
-TEST("a probe says that nothing will come from ranks that have died or finalized, after what they have sent") {
-    EngineOptions options = patient();
-    World world(3, flat_plan(3), options);
-    Engine& engine = *world.engines[0];
-    bool found = false;
-    int source = -1;
-    const auto ends_with = [&](int peer, int64_t tag) {
-        for (Backoff backoff(0, 1e-3);; backoff.pause()) {
-            Status status = engine.probe(kWorld, peer, tag, &found, &source);
-            if (!status.ok() || found) return status;
-        }
-    };
-    world.network.delay(1, 0.2);
-    CHECK(finish(*world.engines[1], 0, send_of(numbers(10, 5), 1)).ok());
-    world.network.delay(1, 0);
-    world.engines[1]->shutdown();
-    CHECK(ends_with(1, 1).ok());
-    CHECK(found);
-    Status status = ends_with(1, 2);
-    CHECK_EQ(status.code, DDL_ERROR_SHUTDOWN);
-    CHECK_CONTAINS(status.message, "rank 1 (host a) has finalized");
-    CHECK(engine.probe(kWorld, kAnyRank, 2, &found, &source).ok());  // rank 2 may
-    world.network.kill(2);
-    status = ends_with(kAnyRank, 2);
-    CHECK_EQ(status.code, DDL_ERROR_PEER_LOST);
-    CHECK_CONTAINS(status.message, "rank 2 (host b) died");
-}
-
-TEST("a message of a rank that has freed the communicator has two seconds to arrive, also with a short timeout") {
-    World world(2, flat_plan(2));
-    world.run([&](int rank, Engine& engine) {
-        CommId comm = kWorld;
-        CHECK(engine.split(kWorld, 0, rank, &comm).ok());
-        CHECK(engine.set_timeout(comm, 0.5).ok());
-        if (rank == 1) {
-            world.network.delay(1, 1);
-            CHECK(finish(engine, 0, send_of(numbers(10, 5), 1), comm).ok());
-            world.network.delay(1, 0);
-            CHECK(engine.free(comm).ok());
-            return;
-        }
-        bool found = false;
-        int source = -1;
-        Status status;
-        for (Backoff backoff(0, 1e-3); status.ok() && !found; backoff.pause()) {
-            status = engine.probe(comm, 1, 1, &found, &source);
-        }
-        CHECK_EQ(status.message, std::string());
-        CHECK(found);
-    });
-}
-
-TEST("a rank that says again that it has left gets no second grace") {
-    World world(2, flat_plan(2));
+TEST("a rank that says again that it has left, and others that leave, give no second grace") {
+    constexpr int kRanks = 10;
+    World world(kRanks, flat_plan(kRanks));
     NoticeContent goodbye;
     goodbye.kind = NoticeKind::goodbye;
-    const auto transport = world.network.transport(1);
-    const double start = seconds_now();
-    bool found = false;
-    int source = -1;
-    Status status;
-    for (Backoff backoff(0, 0.05); status.ok() && seconds_now() - start < 8; backoff.pause()) {
-        send_notice(*transport, {0}, goodbye);
-        status = world.engines[0]->probe(kWorld, 1, 1, &found, &source);
+    std::vector<float> got(1);
+    RequestPtr request;
+    CHECK(world.engines[0]->post(kWorld, 1, receive_of(got), &request).ok());
+    for (int rank = 2; rank < kRanks && !request->finished(); ++rank) {
+        for (const int leaving : {1, rank}) send_notice(*world.network.transport(leaving), {0}, goodbye);
+        std::this_thread::sleep_for(std::chrono::seconds(1));
     }
-    CHECK_EQ(status.code, DDL_ERROR_SHUTDOWN);
-}
-
-TEST("a rank that leaves gives no second grace to one that left before") {
-    World world(3, flat_plan(3));
-    NoticeContent goodbye;
-    goodbye.kind = NoticeKind::goodbye;
-    bool found = false;
-    int source = -1;
-    const auto probe = [&] { return world.engines[0]->probe(kWorld, 1, 1, &found, &source); };
-    send_notice(*world.network.transport(1), {0}, goodbye);
-    for (Backoff backoff(0, 0.05); probe().ok();) backoff.pause();
-    send_notice(*world.network.transport(2), {0}, goodbye);
-    world.engines[0]->probe(kWorld, 2, 1, &found, &source);  // hears it
-    CHECK_EQ(probe().code, DDL_ERROR_SHUTDOWN);
+    CHECK(request->finished());
+    CHECK_EQ(world.engines[0]->wait(request).code, DDL_ERROR_SHUTDOWN);
 }
 
 namespace {

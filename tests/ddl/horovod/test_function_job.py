@@ -56,6 +56,8 @@ def test_a_rank_that_fails_ends_the_job_with_its_words(
 def test_what_ranks_cannot_be_given_is_refused_before_they_start(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match=r"run\(<lambda>\): its ranks cannot be given it .* at the top of a file"):
         run(lambda: 1)
+    with pytest.raises(ValueError, match=r"run\(print, np=0\): np is the number of ranks: expected 1 or more"):
+        run(print, np=0)
     with pytest.raises(ValueError, match="arguments that can be pickled"):
         run(print, args=(sys.stdout,))
     monkeypatch.setattr(function_job, "is_rank", True)

@@ -23,7 +23,7 @@ def _machine(name: str = "h0", *, sockets: int = 2, cores: int = 4, gpus: int = 
     return Machine(
         name,
         tuple(Socket(cores, tuple(range(at * cores, (at + 1) * cores))) for at in range(sockets)),
-        gpus=tuple(Gpu("V100", 32_000, f"00:{at:02}", at * sockets // gpus) for at in range(gpus)),
+        gpus=tuple(Gpu("V100", at * sockets // gpus) for at in range(gpus)),
         nics=(
             Nic("docker0", "172.17.0.1", 16, False, "a bridge without a network card, for this host's own containers"),
             Nic("eth0", f"10.0.0.{number}", 24, True, "it is up"),

@@ -1,8 +1,8 @@
 """Machines that the tests of the launcher pretend to run on: /sys and NVML's answers of real kinds of hosts.
 
 `origin` says where each comes from. *Recorded*: the figures were printed on such a machine. *Documentation*: put
-together from what its maker and the kernel's documentation say about such a machine. Bus numbers, names of interfaces
-and sizes of memory are plausible in both, and nothing depends on them.
+together from what its maker and the kernel's documentation say about such a machine. Names of interfaces are plausible
+in both, and nothing depends on them.
 """
 
 from __future__ import annotations
@@ -28,12 +28,11 @@ class Package:
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of host: its sockets, memory nodes, GPUs with the CPUs that NVML says are near, adapters, interfaces."""
+    """A kind of host: its sockets, GPUs with the CPUs that NVML says are near, adapters, interfaces."""
 
     name: str
     origin: str
     packages: tuple[Package, ...]
-    nodes: tuple[int, ...]
     gpus: tuple[tuple[Gpu, str], ...]
     fabrics: tuple[str, ...]
     nics: tuple[tuple[str, str], ...]
@@ -43,8 +42,9 @@ class Kind:
     ranks: int  # of a host, where nobody says
 
 
-def _gpus(name: str, memory: int, places: tuple[tuple[str, str], ...]) -> tuple[tuple[Gpu, str], ...]:
-    return tuple((Gpu(name, memory, bus), near) for bus, near in places)
+def _gpus(name: str, each: int, *sockets: str) -> tuple[tuple[Gpu, str], ...]:
+    """`each` GPUs near every one of the sockets, whose CPUs are given."""
+    return tuple((Gpu(name), near) for near in sockets for _ in range(each))
 
 
 _POWER9_20 = (Package(0, "0-79", 4, True), Package(8, "80-159", 4, True))
@@ -55,19 +55,9 @@ KINDS = (
     Kind(
         "AC922 with 4 V100",
         f"documentation: {_REDP}, REDP-5472 (8335-GTG: two POWER9 of 20 cores, SMT4, two GPUs a socket). That the "
-        "kernel numbers such sockets 0 and 8, and gives each GPU's memory a node from 255 down, is from memory",
+        "kernel numbers such sockets 0 and 8 is from memory",
         _POWER9_20,
-        (0, 8, 252, 253, 254, 255),
-        _gpus(
-            "Tesla V100-SXM2-16GB",
-            16128,
-            (
-                ("00000004:04:00.0", "0-79"),
-                ("00000004:05:00.0", "0-79"),
-                ("00000035:03:00.0", "80-159"),
-                ("00000035:04:00.0", "80-159"),
-            ),
-        ),
+        _gpus("Tesla V100-SXM2-16GB", 2, "0-79", "80-159"),
         ("mlx5_0", "mlx5_1"),
         (("enP5p1s0f0", "10.1.0.1/24"), ("ib0", "10.2.0.1/24")),
         20,
@@ -77,21 +67,9 @@ KINDS = (
     Kind(
         "AC922 with 6 V100",
         f"documentation: {_REDP}, REDP-5494 (8335-GTX: two POWER9 of 22 cores, SMT4, three GPUs a socket), and the "
-        "Summit user guide of Oak Ridge National Laboratory. Numbers of sockets and nodes: as above",
+        "Summit user guide of Oak Ridge National Laboratory. Numbers of sockets: as above",
         _POWER9_22,
-        (0, 8, 250, 251, 252, 253, 254, 255),
-        _gpus(
-            "Tesla V100-SXM2-16GB",
-            16128,
-            (
-                ("00000004:04:00.0", "0-87"),
-                ("00000004:05:00.0", "0-87"),
-                ("00000004:06:00.0", "0-87"),
-                ("00000035:03:00.0", "88-175"),
-                ("00000035:04:00.0", "88-175"),
-                ("00000035:05:00.0", "88-175"),
-            ),
-        ),
+        _gpus("Tesla V100-SXM2-16GB", 3, "0-87", "88-175"),
         ("mlx5_0", "mlx5_1", "mlx5_2", "mlx5_3"),
         (("enP5p1s0f0", "10.1.0.1/24"), ("ib0", "10.2.0.1/24")),
         22,
@@ -103,21 +81,7 @@ KINDS = (
         "documentation: NVIDIA DGX-1 with Tesla V100 System Architecture, WP-08437 (two Xeon E5-2698 v4 of 20 cores "
         "with two threads, four GPUs and two adapters a socket)",
         (Package(0, "0-19,40-59", 2, False), Package(1, "20-39,60-79", 2, False)),
-        (0, 1),
-        _gpus(
-            "Tesla V100-SXM2-16GB",
-            16160,
-            (
-                ("00000000:06:00.0", "0-19,40-59"),
-                ("00000000:07:00.0", "0-19,40-59"),
-                ("00000000:0A:00.0", "0-19,40-59"),
-                ("00000000:0B:00.0", "0-19,40-59"),
-                ("00000000:85:00.0", "20-39,60-79"),
-                ("00000000:86:00.0", "20-39,60-79"),
-                ("00000000:89:00.0", "20-39,60-79"),
-                ("00000000:8A:00.0", "20-39,60-79"),
-            ),
-        ),
+        _gpus("Tesla V100-SXM2-16GB", 4, "0-19,40-59", "20-39,60-79"),
         ("mlx5_0", "mlx5_1", "mlx5_2", "mlx5_3"),
         (("enp1s0f0", "10.1.0.1/24"), ("docker0", "172.17.0.1/16")),
         20,
@@ -129,15 +93,7 @@ KINDS = (
         "recorded by others: `nvidia-smi topo -m` in issue 1264 of NVIDIA/nccl (CPU affinities of 8 H100: 0-55,112-167 "
         "for the first four, 56-111,168-223 for the others; ten adapters)",
         (Package(0, "0-55,112-167", 2, False), Package(1, "56-111,168-223", 2, False)),
-        (0, 1),
-        _gpus(
-            "NVIDIA H100 80GB HBM3",
-            81559,
-            tuple(
-                (f"00000000:{bus}:00.0", "0-55,112-167" if at < 4 else "56-111,168-223")
-                for at, bus in enumerate(("1B", "43", "52", "61", "9D", "C3", "D1", "DF"))
-            ),
-        ),
+        _gpus("NVIDIA H100 80GB HBM3", 4, "0-55,112-167", "56-111,168-223"),
         tuple(f"mlx5_{at}" for at in range(10)),
         (("bond0", "10.1.0.1/24"), ("docker0", "172.17.0.1/16")),
         56,
@@ -149,12 +105,7 @@ KINDS = (
         "recorded by others: `nvidia-smi topo -m` in issue 17 of NVIDIA/go-gpuallocator (8 GeForce RTX 4090, all pairs "
         "by way of the processors; two adapters)",
         (Package(0, "0-55,112-167", 2, False), Package(1, "56-111,168-223", 2, False)),
-        (0, 1),
-        _gpus(
-            "NVIDIA GeForce RTX 4090",
-            24564,
-            tuple((f"00000000:{at + 1:02X}:00.0", "0-55,112-167" if at < 4 else "56-111,168-223") for at in range(8)),
-        ),
+        _gpus("NVIDIA GeForce RTX 4090", 4, "0-55,112-167", "56-111,168-223"),
         ("mlx5_0", "mlx5_1"),
         (("eno1", "10.1.0.1/24"), ("docker0", "172.17.0.1/16")),
         56,
@@ -163,10 +114,9 @@ KINDS = (
     ),
     Kind(
         "CPU server",
-        "documentation: two Xeon Gold 6248 of 20 cores with two threads (Intel ARK); with sub-NUMA clusters the kernel "
-        "shows two memory nodes a socket; no NVIDIA driver, so NVML finds none",
+        "documentation: two Xeon Gold 6248 of 20 cores with two threads (Intel ARK); no NVIDIA driver, so NVML "
+        "finds none",
         (Package(0, "0-19,40-59", 2, False), Package(1, "20-39,60-79", 2, False)),
-        (0, 1, 2, 3),
         (),
         (),
         (("eno1", "10.1.0.1/24"),),
@@ -190,8 +140,6 @@ def build(kind: Kind, root: Path) -> Path:
             topology.mkdir(parents=True)
             (topology / "physical_package_id").write_text(f"{package.number}\n")
             (topology / "thread_siblings_list").write_text(format_runs(siblings) + "\n")
-    for node in kind.nodes:
-        (root / f"sys/devices/system/node/node{node}").mkdir(parents=True)
     for name in kind.fabrics:
         (root / "sys/class/infiniband" / name).mkdir(parents=True)
     for name, _ in kind.nics:

@@ -7,7 +7,7 @@ import pytest
 
 from ddl.launch import guard
 from ddl.launch.decide import Found, Job, decide
-from ddl.launch.errors import CheckError
+from ddl.launch.errors import CheckError, UsageError
 from ddl.launch.hosts import Allocation, Host
 from ddl.launch.options import Options, parse
 
@@ -64,6 +64,23 @@ def test_on_one_host_no_port_is_open_to_another(found: Cluster) -> None:
     assert exported(job)["DDL_RENDEZVOUS"] == "127.0.0.1:4243"
     assert ("transport", "shared memory: one host") in job.reasons
     assert not decide(options(""), replace(cluster, here=frozenset())).here  # it is another one
+
+
+@pytest.mark.parametrize(
+    ("line", "environ", "asked"),
+    [
+        ("", {"DDL_TRANSPORT": "smoke"}, "smoke"),
+        ("-x DDL_TRANSPORT=MPI", {}, "MPI"),
+        ("-x DDL_TRANSPORT", {"DDL_TRANSPORT": "TCP"}, "TCP"),
+    ],
+)
+def test_a_transport_that_libddl_would_refuse_is_refused(
+    found: Cluster, line: str, environ: dict[str, str], asked: str
+) -> None:
+    cluster = found(1)
+    with pytest.raises(UsageError) as raised:
+        decide(options(line), replace(cluster, environ={**cluster.environ, **environ}))
+    assert str(raised.value) == f"DDL_TRANSPORT is '{asked}', but must be auto, mpi or tcp"
 
 
 def test_the_networks_that_the_environment_names_stay(found: Cluster) -> None:

@@ -98,6 +98,12 @@ def test_slurm_s_short_form_of_hosts(text: str, hosts: str) -> None:
     assert expand_nodelist(text) == tuple(hosts.split())
 
 
+@pytest.mark.parametrize("text", ["a[1-3", "a[1-3],b[", "a[1-3]]", "a]1", "a[1-[2]"])
+def test_brackets_that_do_not_match_are_refused(text: str) -> None:
+    with pytest.raises(UsageError, match=f"SLURM_JOB_NODELIST={re.escape(repr(text))}: expected "):
+        expand_nodelist(text)
+
+
 def test_slurm_s_short_form_of_numbers() -> None:
     assert expand_counts("2(x3),1") == (2, 2, 2, 1)
     with pytest.raises(UsageError, match="SLURM_TASKS_PER_NODE='two'"):

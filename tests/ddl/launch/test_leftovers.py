@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -19,7 +20,7 @@ HOLD = "import sys; from ddl.launch import guard; guard.hold_folder(sys.argv[1])
 
 @pytest.fixture
 def where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(leftovers, "base", lambda: tmp_path)
+    monkeypatch.setattr(leftovers, "places", lambda: (tmp_path,))
     return tmp_path
 
 
@@ -93,10 +94,47 @@ def test_a_link_is_not_followed(where: Path, tmp_path_factory: pytest.TempPathFa
 
 
 def test_where_no_folder_can_be_made_the_run_does_without(where: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leftovers, "base", lambda: where / "gone")
+    monkeypatch.setattr(leftovers, "places", lambda: (where / "gone",))
     with leftovers.folder() as made:
         assert made is None
     assert leftovers.variables(None, {}) == {}
+
+
+def test_the_folder_is_in_memory_if_there_is_room_for_the_files_of_the_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory, temporary = tmp_path / "memory", tmp_path / "temporary"
+    memory.mkdir()
+    temporary.mkdir()
+    monkeypatch.setattr(leftovers, "places", lambda: (memory, temporary))
+    room = {memory: 40 << 20, temporary: 1 << 30}
+    monkeypatch.setattr(
+        leftovers.os, "statvfs", lambda place: SimpleNamespace(f_bavail=room[place] // 4096, f_frsize=4096)
+    )
+    assert [leftovers.base(ranks) for ranks in (1, 2, 3)] == [memory, memory, temporary]
+    room[temporary] = 0
+    assert leftovers.base(3) == temporary
+
+
+def test_the_next_run_removes_what_killed_runs_left_in_either_place(
+    where: Path, left: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = tmp_path_factory.mktemp("memory")
+    monkeypatch.setattr(leftovers, "places", lambda: (memory, where))
+    with leftovers.folder():
+        assert not left.exists()
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount a /dev/shm of its own")
+def test_a_job_runs_though_dev_shm_is_full() -> None:
+    full = 'mount -t tmpfs -o size=64k tmpfs /dev/shm; head -c 64k /dev/zero >/dev/shm/full 2>/dev/null; exec "$@"'
+    ddlrun = [Path(sys.executable).with_name("ddlrun"), "-np", "2", "-x", "DDL_TRANSPORT=mpi", sys.executable, "-c"]
+    done = subprocess.run(
+        ["unshare", "-m", "sh", "-c", full, "sh", *ddlrun, "import ddl; ddl.init(); print(ddl.size())"],
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "2\n2\n"), done.stderr
 
 
 @pytest.mark.parametrize("name", ["precious", "0123456789abcdef"])

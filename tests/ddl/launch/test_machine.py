@@ -12,7 +12,7 @@ from ddl.launch.counts import format_runs, parse_runs
 from ddl.launch.machine import Gpu, Machine, Socket, kernel, read
 
 
-def system(root: Path, packages: list[int], siblings: dict[int, str] | None = None, nodes: int = 1) -> None:
+def system(root: Path, packages: list[int], siblings: dict[int, str] | None = None) -> None:
     """A /sys of one CPU an entry of `packages`, which says its package. Written from the kernel's documentation."""
     for cpu, package in enumerate(packages):
         folder = root / f"sys/devices/system/cpu/cpu{cpu}/topology"
@@ -20,8 +20,6 @@ def system(root: Path, packages: list[int], siblings: dict[int, str] | None = No
         (folder / "physical_package_id").write_text(f"{package}\n")
         (folder / "thread_siblings_list").write_text((siblings or {}).get(cpu, str(cpu)) + "\n")
     (root / "sys/devices/system/cpu/cpufreq").mkdir()
-    for node in range(nodes):
-        (root / f"sys/devices/system/node/node{node}").mkdir(parents=True)
 
 
 def interface(root: Path, name: str, *, state: str = "up", flags: str = "0x1003") -> Path:
@@ -44,10 +42,10 @@ def read_at(
 
 
 def test_sockets_and_cores_are_counted_without_hyperthreads(tmp_path: Path) -> None:
-    system(tmp_path, [0, 0, 1, 1, 0, 0, 1, 1], {cpu: f"{cpu % 4},{cpu % 4 + 4}" for cpu in range(8)}, nodes=2)
+    system(tmp_path, [0, 0, 1, 1, 0, 0, 1, 1], {cpu: f"{cpu % 4},{cpu % 4 + 4}" for cpu in range(8)})
     found = read_at(tmp_path, 8)
     assert found.sockets == (Socket(2, (0, 1, 4, 5)), Socket(2, (2, 3, 6, 7)))
-    assert (found.cores, found.numa_nodes) == (4, 2)
+    assert found.cores == 4
 
 
 def test_sockets_are_numbered_by_their_first_cpu_as_hwloc_does(tmp_path: Path) -> None:
@@ -106,8 +104,8 @@ def test_a_fabric_s_adapters_are_seen(tmp_path: Path) -> None:
 
 
 GPUS: list[tuple[Gpu, Collection[int]]] = [
-    (Gpu("V100", 16160, "00000004:04:00.0"), {0, 1}),
-    (Gpu("V100", 16160, "00000035:03:00.0"), {2, 3}),
+    (Gpu("V100"), {0, 1}),
+    (Gpu("V100"), {2, 3}),
 ]
 
 
@@ -164,14 +162,6 @@ class FakeNvml(SimpleNamespace):
         self._needs(self.knows)
         return "NVIDIA H100" if handle else b"NVIDIA H100"
 
-    def nvmlDeviceGetPciInfo(self, handle: int) -> SimpleNamespace:
-        self._needs(self.knows)
-        return SimpleNamespace(busId=f"0000000{handle}:00:00.0".encode())
-
-    def nvmlDeviceGetMemoryInfo(self, handle: int) -> SimpleNamespace:
-        self._needs(self.knows)
-        return SimpleNamespace(total=80 << 30)
-
     def nvmlDeviceGetCpuAffinity(self, handle: int, words: int) -> list[int]:
         self._needs(handle == 0)
         return [0b11] + [0] * (words - 1)
@@ -182,8 +172,8 @@ def test_gpus_are_asked_of_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(machine.importlib.sys.modules, "pynvml", nvml)  # type: ignore[attr-defined]
     gpus = machine._nvml_gpus()
     assert gpus == [
-        (Gpu("NVIDIA H100", 80 << 10, "00000000:00:00.0"), {0, 1}),
-        (Gpu("NVIDIA H100", 80 << 10, "00000001:00:00.0"), set()),
+        (Gpu("NVIDIA H100"), {0, 1}),
+        (Gpu("NVIDIA H100"), set()),
     ]
     assert nvml.open == 0
 
@@ -192,8 +182,8 @@ def test_what_nvml_does_not_know_of_a_gpu_is_left_open(monkeypatch: pytest.Monke
     nvml = FakeNvml(driver=True, knows=False)
     monkeypatch.setitem(machine.importlib.sys.modules, "pynvml", nvml)  # type: ignore[attr-defined]
     assert machine._nvml_gpus() == [
-        (Gpu("of an unknown kind", 0, ""), {0, 1}),
-        (Gpu("of an unknown kind", 0, ""), set()),
+        (Gpu("of an unknown kind"), {0, 1}),
+        (Gpu("of an unknown kind"), set()),
     ]
     assert nvml.open == 0
 

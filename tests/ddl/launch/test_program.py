@@ -49,6 +49,8 @@ def test_what_is_not_on_path_may_lie_beside_this_python() -> None:
         ("tool", "PROGRAM 'tool': not found on PATH; there is a file of this name here: use ./tool"),
         ("./gone", "PROGRAM './gone': no such file"),
         ("./data", "PROGRAM './data': it is not executable: chmod"),
+        (".", "PROGRAM '.': not found on PATH"),
+        ("..", "PROGRAM '..': not found on PATH"),
         ("gone.py", "PROGRAM 'gone.py': not found on PATH"),
     ],
 )

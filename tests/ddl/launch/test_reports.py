@@ -105,6 +105,13 @@ def test_a_silent_rank_is_named_with_its_host() -> None:
     assert "host b: ranks 2, 3 did not begin" in judge(0, heard((1, 0), (0, 0)), PLACES).said[1]
 
 
+def test_mpirun_s_own_error_is_no_signal_and_on_one_host_no_loss_of_a_host() -> None:
+    verdict = judge(186, heard(), tuple(Place(rank, "a", 0) for rank in range(2)))
+    said = "mpirun itself ended with exit status 186, and no rank has reported an error; see its words above"
+    assert verdict == Verdict(186, (said, "host a: ranks 0, 1 did not begin"))
+    assert judge(128 + 31, heard(), PLACES).said[0].startswith("mpirun itself ended with exit status 159 (signal 31)")
+
+
 def test_many_silent_hosts_are_not_all_named() -> None:
     places = tuple(Place(rank, f"h{rank // 16}", 0) for rank in range(320))
     said = judge(0, heard(), places).said

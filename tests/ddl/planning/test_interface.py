@@ -33,13 +33,6 @@ def test_a_schedule_sends_what_its_forecast_says() -> None:
         assert len(sent) == forecast.tier_messages[tier]
 
 
-def test_ranks_in_a_bad_order_are_slower_and_are_simulated_one_by_one() -> None:
-    well = interface.forecast(TWO_RACKS, 1 << 22, plan=Plan("r:8"))
-    badly = interface.forecast(TWO_RACKS, 1 << 22, plan=Plan("r:8", ranks=(0, 4, 2, 6, 1, 5, 3, 7)))
-    assert badly.seconds > 1.8 * well.seconds
-    assert (well.symmetric, badly.symmetric) == (True, False)
-
-
 def test_what_the_library_refuses_is_an_argument_error() -> None:
     with pytest.raises(ddl.ArgumentError, match="4x4 multiply to 16, but there are 8 ranks"):
         interface.forecast(TWO_RACKS, 1024, plan=Plan("r:4x4"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 import sys
@@ -168,10 +169,52 @@ def test_numbers_that_are_not_mpis_end_in_words(
     assert said in done.stdout, done.stdout
 
 
-def test_a_timeout_is_the_scripts_and_no_longer_than_the_environments() -> None:
-    assert process_group.seconds_of(timedelta(minutes=30), {}) == 1800
-    assert process_group.seconds_of(timedelta(minutes=30), {"DDL_TIMEOUT": "60"}) == 60
-    assert process_group.seconds_of(timedelta(seconds=5), {"DDL_TIMEOUT": "60"}) == 5
+def test_a_timeout_is_the_scripts_and_no_longer_than_the_environments(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[float] = []
+    group = SimpleNamespace(_comm=SimpleNamespace(set_timeout=said.append))
+    for seconds in (1800, 5):
+        for longest in ("", "60"):
+            monkeypatch.setenv("DDL_TIMEOUT", longest)
+            process_group.ProcessGroup.set_timeout(group, timedelta(seconds=seconds))  # type: ignore[arg-type]
+    assert said == [1800, 60, 5, 5]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "longest", "seen"),
+    [
+        (5, None, "5.0"),
+        (1800, None, "1800.0"),
+        (5, "60", "5.0"),
+        (1800, "60", "60"),
+        (5, "", "5.0"),
+        (1e12, None, "1000000000.0"),
+        (5, "x", "x"),  # libddl says what is wrong with it
+        (0, None, None),  # set_timeout says so
+    ],
+)
+def test_joining_waits_no_longer_than_the_timeout(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, longest: str | None, seen: str | None
+) -> None:
+    found: list[str | None] = []
+    monkeypatch.setattr(ddl, "is_initialized", lambda: False)
+    monkeypatch.setattr(ddl, "init", lambda **_: found.append(os.environ.get("DDL_TIMEOUT")))
+    monkeypatch.setattr(job, "_joined", False)
+    monkeypatch.delenv("DDL_TIMEOUT", raising=False)
+    if longest is not None:
+        monkeypatch.setenv("DDL_TIMEOUT", longest)
+    job.join(SimpleNamespace(), 0, 2, timedelta(seconds=seconds))  # type: ignore[arg-type]
+    assert (found, os.environ.get("DDL_TIMEOUT")) == ([seen], longest)
+
+
+def test_a_rank_that_never_joins_is_missed_after_the_timeout(command: Callable[..., object], tmp_path: Path) -> None:
+    code = f"""
+import datetime, torch.distributed as dist
+store = dist.FileStore({str(tmp_path / "store")!r}, 2)
+dist.init_process_group('ddl', store=store, rank=0, world_size=2, timeout=datetime.timedelta(seconds=1))
+"""
+    done = command([sys.executable, "-c", code], timeout=60)
+    said = "RankTimeoutError: ddl_init: rank 0 has waited 1 s for rank 1: .*, and so does the timeout of init_process"
+    assert re.search(said, done.stdout), done.stdout
 
 
 def test_the_rendezvous_of_others_stays_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ from ddl.bench.contestants import Contestant
 from ddl.bench.controller import Controller, CrewError
 from ddl.bench.crew import END_SECONDS, Crew, WrongSum, disband
 from ddl.launch import arguments, checks, command, folders, mpi, output, process, reach
-from ddl.launch.console import say, warn
+from ddl.launch.console import say, show, warn
 from ddl.launch.decide import Found, Job, decide
 from ddl.launch.environment import HIDDEN_PREFIX, SECRET
 from ddl.launch.errors import LaunchError, UsageError
@@ -68,9 +68,9 @@ def main(words: Sequence[str]) -> int:
     with process.unwinding(), tempfile.TemporaryDirectory(prefix="ddlrun-bench-") as name:
         outcome = _measure(asked, planned, entered, Path(name), environ)
     if outcome.turns:
-        print(figures.table(outcome.turns, ranks, contestants.DDL, bound))
+        show(figures.table(outcome.turns, ranks, contestants.DDL, bound))
     for one in outcome.left_out:
-        print(figures.words(one))
+        show(figures.words(one))
     if asked.json is not None:
         _write(asked.json, "--json", lambda path: _keep(path, asked, planned, outcome))
     if asked.plot is not None and outcome.turns:

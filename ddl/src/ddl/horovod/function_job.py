@@ -46,11 +46,13 @@ def run(
     (TMPDIR) must then be one that all of them have. `executable` is their Python. `use_gloo` and `use_mpi` are ignored:
     MPI it is.
 
-    Raises ValueError: the function or an argument is not one that another process can have. JobError: a rank failed.
-    StateError: called by a rank.
+    Raises ValueError: np is below 1, or the function or an argument is not one that another process can have. JobError:
+    a rank failed. StateError: called by a rank.
     """
     if is_rank:
         raise StateError('run() was called by a rank of a run(): put the call under `if __name__ == "__main__"`')
+    if np < 1:
+        raise ValueError(f"run({_name_of(func)}, np={np}): np is the number of ranks: expected 1 or more")
     task = described(func, args, dict(kwargs or {}))
     with tempfile.TemporaryDirectory(prefix="ddl-run-") as name:
         folder = Path(name)

@@ -71,7 +71,7 @@ class Job:
 
 
 def decide(options: Options, found: Found) -> Job:
-    """The job. Raises CheckError if what was asked does not fit what was found."""
+    """The job. Raises CheckError if what was asked does not fit what was found, UsageError if it cannot be read."""
     places, spares, why = _places(options, found)
     counts = Counter(one.host for one in places)
     shape = dimensions.choose(

@@ -12,7 +12,9 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 from ddl.launch import guard, leftovers
+from ddl.launch.counts import quoted
 from ddl.launch.dimensions import Dimensions
+from ddl.launch.errors import UsageError
 from ddl.launch.mpi import HYDRA, Mpi
 from ddl.launch.options import Export, Mode, Options, check_ddl_words
 from ddl.launch.reports import ASKED, BEGAN, VARIABLE
@@ -110,10 +112,12 @@ def transport(asked: str, options: str, mpiargs: Sequence[str], *, fabric: bool,
     """DDL_TRANSPORT for libddl, whose DDL_OPTIONS are `options`, and the reason. `asked` is the user's.
 
     libddl's own TCP is faster than MPI's. But MPI knows fabrics, is told the network by `mpiargs`, and finds its way
-    if the networks between hosts are `unknown`.
+    if the networks between hosts are `unknown`. Raises UsageError if there is no such transport as `asked`.
     """
     if asked in ("mpi", "tcp"):
         return asked, f"over {asked.upper()}, as DDL_TRANSPORT asks"
+    if asked not in ("", "auto"):
+        raise UsageError(f"DDL_TRANSPORT is {quoted(asked)}, but must be auto, mpi or tcp")  # as libddl says it
     if fabric:
         return "mpi", "over MPI, which knows the fabric"
     if "m" in modes_of(options):

@@ -120,7 +120,8 @@ def expand_nodelist(text: str) -> tuple[str, ...]:
             _count(len(names) + len(made) * len(parts), text)
             made = [head + part for head in made for part in parts]
         names += made
-    if not names or not all(_HOST.fullmatch(name) for name in names):
+    open_bracket = "[" in re.sub(r"\[[^\]]*\]", "", text)
+    if not names or open_bracket or not all(_HOST.fullmatch(name) for name in names):
         raise UsageError(f"SLURM_JOB_NODELIST={quoted(text)}: expected hosts, such as n[01-04,7]")
     return tuple(names)
 

@@ -1,9 +1,10 @@
 """MPI's files that stay behind if mpirun is killed, and how the next run knows that they are unused.
 
 Open MPI keeps a file of 16 MiB a rank in /dev/shm and a folder in /tmp. Nothing removes them if mpirun is killed with
-SIGKILL, or together with ddlrun. So on ddlrun's host each run gives Open MPI a folder for both. ddlrun and the guard
-hold a shared lock on that folder, and the kernel releases it when they end, in whatever way. A process that gets an
-exclusive lock on the folder may remove it.
+SIGKILL, or together with ddlrun. So on ddlrun's host each run gives Open MPI a folder for both: in /dev/shm, or,
+if that is full or cannot be written, among the temporary files. ddlrun and the guard hold a shared lock on that folder,
+and the kernel releases it when they end, in whatever way. A process that gets an exclusive lock on the folder may
+remove it.
 """
 
 from __future__ import annotations
@@ -21,12 +22,24 @@ from pathlib import Path
 from ddl.launch.guard import FOLDER
 
 MEMORY = Path("/dev/shm")
+BYTES_OF_RANK = 16 << 20
 MARKER = ".ddlrun"  # this file marks a folder as ours: its name alone is no proof
 
 
-def base() -> Path:
-    """The parent of the folders: in memory, as Open MPI's own files would be."""
-    return MEMORY if os.access(MEMORY, os.W_OK | os.X_OK) else Path(tempfile.gettempdir())
+def places() -> tuple[Path, ...]:
+    """Where the folders may be, best first."""
+    return MEMORY, Path(tempfile.gettempdir())
+
+
+def base(ranks: int) -> Path:
+    """The parent of a new folder: the first place that has room for the files of so many ranks, else the last one."""
+    needed = ranks * BYTES_OF_RANK
+    return next((one for one in places() if os.access(one, os.W_OK | os.X_OK) and _room(one) >= needed), places()[-1])
+
+
+def _room(place: Path) -> int:
+    found = os.statvfs(place)  # as Open MPI, which refuses a tmpfs without a limit, too: 0 bytes
+    return found.f_bavail * found.f_frsize
 
 
 def held(folder: Path, *, alone: bool = False) -> int | None:
@@ -48,14 +61,15 @@ def held(folder: Path, *, alone: bool = False) -> int | None:
 
 
 @contextmanager
-def folder() -> Iterator[Path | None]:
-    """Yields a new folder, or None if none can be made. First removes the folders of runs that were killed.
+def folder(ranks: int = 1) -> Iterator[Path | None]:
+    """Yields a new folder for the files of `ranks`, or None if none can be made.
 
-    If a process of the job still holds it at the end, the next run removes it.
+    First removes the folders of runs that were killed. If a process of the job still holds it at the end, the next run
+    removes it.
     """
-    where = base()
-    clear(where)
-    made = where / f"ddlrun-{os.geteuid()}-{secrets.token_hex(8)}"  # no "pe": see folders.py
+    for one in places():
+        clear(one)
+    made = base(ranks) / f"ddlrun-{os.geteuid()}-{secrets.token_hex(8)}"  # no "pe": see folders.py
     if (lock := _make(made)) is None:
         yield None
         return

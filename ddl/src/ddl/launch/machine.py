@@ -1,4 +1,4 @@
-"""The hardware of one host: sockets, cores, memory domains, GPUs, network interfaces; from /sys, /proc and NVML."""
+"""The hardware of one host: sockets, cores, GPUs, network interfaces; from /sys, /proc and NVML."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from ddl import library
 from ddl.launch.counts import format_runs, parse_runs
 
 _SIOCGIFADDR, _SIOCGIFNETMASK = 0x8915, 0x891B
-_MEGABYTE = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -34,14 +33,12 @@ class Socket:
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU; `socket` indexes Machine.sockets, None if NVML does not say. Memory in MiB, 0 if it does not say.
+    """A GPU; `socket` indexes Machine.sockets, None if NVML does not say.
 
     `fault` is NVML's reason why the GPU cannot be used; "" if it can.
     """
 
     name: str
-    memory: int
-    bus: str
     socket: int | None = None
     fault: str = ""
 
@@ -68,7 +65,6 @@ class Machine:
 
     name: str
     sockets: tuple[Socket, ...]
-    numa_nodes: int = 1
     gpus: tuple[Gpu, ...] = ()
     nics: tuple[Nic, ...] = ()
     fabrics: tuple[str, ...] = ()  # adapters of InfiniBand, EFA, Slingshot, ..., which MPI can use in place of TCP
@@ -122,7 +118,6 @@ def read(
     return Machine(
         name=socket.gethostname() if name is None else name,
         sockets=sockets,
-        numa_nodes=max(1, len(_folders(root / "sys/devices/system/node", r"node\d+"))),
         gpus=tuple(replace(gpu, socket=_nearest(sockets, near)) for gpu, near in (found[index] for index in shown)),
         nics=_nics(root, _addresses(root) if addresses is None else addresses),
         fabrics=tuple(
@@ -151,7 +146,7 @@ def _sockets(root: Path, allowed: Collection[int]) -> tuple[Socket, ...]:
     folder = root / "sys/devices/system/cpu"
     cores: dict[int, set[int]] = {}
     cpus: dict[int, list[int]] = {}
-    for cpu in sorted(int(name[3:]) for name in _folders(folder, r"cpu\d+")):
+    for cpu in sorted(int(name[3:]) for name in _names(folder) if re.fullmatch(r"cpu\d+", name)):
         if cpu not in allowed:
             continue
         topology = folder / f"cpu{cpu}" / "topology"
@@ -231,7 +226,7 @@ def _nvml_gpus() -> list[tuple[Gpu, Collection[int]]]:
 
 
 def _faulty(fault: str) -> tuple[Gpu, Collection[int]]:
-    return Gpu("of an unknown kind", 0, "", fault=fault), ()
+    return Gpu("of an unknown kind", fault=fault), ()
 
 
 def _nvml_gpu(nvml: Any, index: int) -> tuple[Gpu, Collection[int]]:
@@ -248,12 +243,8 @@ def _nvml_gpu(nvml: Any, index: int) -> tuple[Gpu, Collection[int]]:
 
     masks = ask("nvmlDeviceGetCpuAffinity", (os.cpu_count() or 1) // 64 + 1) or ()
     near = {64 * at + bit for at, mask in enumerate(masks) for bit in range(64) if mask >> bit & 1}
-    name, place, memory = (ask(f"nvmlDeviceGet{what}") for what in ("Name", "PciInfo", "MemoryInfo"))
-    name, bus = (
-        text.decode() if isinstance(text, bytes) else str(text)
-        for text in (name or "of an unknown kind", place.busId if place else "")
-    )
-    return Gpu(name, int(memory.total) // _MEGABYTE if memory else 0, bus), near
+    name = ask("nvmlDeviceGetName") or "of an unknown kind"
+    return Gpu(name.decode() if isinstance(name, bytes) else str(name)), near
 
 
 def _visible(count: int, text: str | None) -> list[int]:
@@ -278,10 +269,6 @@ def _nearest(sockets: tuple[Socket, ...], near: Collection[int]) -> int | None:
     shares = [len(set(one.cpus) & set(near)) / len(one.cpus) for one in sockets]
     best = max(shares, default=0.0)
     return shares.index(best) if best and shares.count(best) == 1 else None
-
-
-def _folders(folder: Path, pattern: str) -> list[str]:
-    return [name for name in _names(folder) if re.fullmatch(pattern, name)]
 
 
 def _names(folder: Path) -> list[str]:

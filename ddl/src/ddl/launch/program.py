@@ -64,7 +64,7 @@ def choose(
         raise UsageError(f"PROGRAM {quoted(first)}: no such file {where}")
     if first.endswith(".py") and is_file(path):
         return (python, *words), f"{first} is not on PATH: {python} runs it"
-    if beside := which(str(Path(python).with_name(first))):
+    if beside := which(os.path.join(os.path.dirname(python), first)):
         return (beside, *rest), f"{first} is not on PATH, but beside the python that runs ddlrun: {beside}"
     hint = f"there is a file of this name here: use {path}" if is_file(path) else "give its path, or a Python file's"
     raise UsageError(f"PROGRAM {quoted(first)}: not found on PATH; {hint}")

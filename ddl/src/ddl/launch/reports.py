@@ -218,14 +218,10 @@ def _silent(reports: Reports, hosts: Mapping[int, str]) -> list[str]:
         lines.append(f"host {host}: {named(ranks)} {began}")
     if len(silent) > _SHOWN:
         lines.append(f"and {len(silent) - _SHOWN} more hosts")
-    if lines:
-        hint = f"find it with: ddlrun doctor -H {_list(hosts)}"
-        lines.append(f"when a host is lost, mpirun abandons the others, too; {hint}")
+    if lines and len(set(hosts.values())) > 1:
+        every = ",".join(dict.fromkeys(hosts.values()))
+        lines.append(f"when a host is lost, mpirun abandons the others, too; find it with: ddlrun doctor -H {every}")
     return lines
-
-
-def _list(hosts: Mapping[int, str]) -> str:
-    return ",".join(dict.fromkeys(hosts.values()))
 
 
 def absent(reports: Reports, places: Sequence[Place]) -> tuple[str, ...]:
@@ -240,8 +236,8 @@ def absent(reports: Reports, places: Sequence[Place]) -> tuple[str, ...]:
 
 
 def in_words(ended: int) -> str:
-    """An exit status, and the signal that it may mean."""
-    return f"exit status {ended}" + (f" (signal {ended - 128})" if 128 < ended <= 128 + 64 else "")
+    """An exit status, and the signal that it may mean. mpirun's own errors have the numbers of real-time signals."""
+    return f"exit status {ended}" + (f" (signal {ended - 128})" if 128 < ended < 128 + 32 else "")
 
 
 def remedy(ended: int, host: str) -> str:

@@ -113,7 +113,7 @@ def _attempt(asked: Options, job: Job, folder: Path) -> tuple[Ended, float]:
             echo(str(launch))
         started = time.monotonic()
         environ = job.found.environ
-        with leftovers.folder() as scratch:
+        with leftovers.folder(sum(count for host, count in job.counts.items() if reach.is_here(host))) as scratch:
             ended = _run(asked, job, launch, {**environ, **leftovers.variables(scratch, environ)})
         return ended, time.monotonic() - started
 

@@ -13,6 +13,7 @@ from ddl import elements
 from ddl.errors import ArgumentError, DDLError
 from ddl.launch import arguments
 from ddl.launch.arguments import read
+from ddl.launch.console import show
 from ddl.launch.errors import LaunchError, UsageError
 from ddl.launch.output import output_file
 from ddl.planning import interface, network, picture, published, report, scaling, units
@@ -50,7 +51,7 @@ through which links. Up to 64 ranks, ForestColl's optimum is one of them (needs 
 
 UNSCALED = (  # options that --scaling does not take
     *("ranks", "hosts", "racks", "aisles", "uplink", "aisle_link", "odd"),
-    *("size", "type", "mode", "chunks", "algorithm", "schedule", "rank"),
+    *("size", "type", "mode", "chunks", "schedule", "rank"),
 )
 
 
@@ -58,7 +59,7 @@ def main(words: Sequence[str]) -> int:
     """Run `ddlrun plan WORDS`; returns the exit status. Raises LaunchError."""
     parser = _parser()
     if not {"-h", "-help", "--help"}.isdisjoint(words):
-        print(parser.format_help(), end="")
+        show(parser.format_help())
         return 0
     asked = parser.parse_args(words)
     if asked.list:
@@ -91,7 +92,7 @@ def _refuse(asked: argparse.Namespace) -> None:
 
 def _plan(asked: argparse.Namespace) -> int:
     described = _network(asked)
-    plan = _asked_plan(asked)
+    plan = None if asked.mode is None and asked.chunks is None else Plan(asked.mode, asked.chunks or 0)
     made = report.study(described, asked.size, asked.type, plan)
     steps = None
     if asked.schedule:
@@ -103,11 +104,11 @@ def _plan(asked: argparse.Namespace) -> int:
         document = report.to_dict(made)
         if steps is not None:
             document["schedule"] = {"rank": asked.rank, "steps": list(map(asdict, steps))}
-        print(json.dumps(document, indent=2))
+        show(json.dumps(document, indent=2))
     else:
-        print(report.to_text(made), end="")
+        show(report.to_text(made))
         if steps is not None:
-            print("\n" + report.steps_to_text(steps, asked.rank, described), end="")
+            show("\n" + report.steps_to_text(steps, asked.rank, described))
     if asked.plot:
         _write(picture.draw_times(described, asked.type, plan), asked.plot)
     return 0
@@ -115,9 +116,7 @@ def _plan(asked: argparse.Namespace) -> int:
 
 def _scaling(asked: argparse.Namespace) -> int:
     table = scaling.study(_network(asked, network.load("minsky")))
-    print(json.dumps(scaling.to_dict(table), indent=2) if asked.json else scaling.to_text(table), end="")
-    if asked.json:
-        print()
+    show(json.dumps(scaling.to_dict(table), indent=2) if asked.json else scaling.to_text(table))
     if asked.plot:
         _write(picture.draw_scaling(scaling.curves(table), scaling.TITLE, scaling.GPUS[0]), asked.plot)
     return 0
@@ -127,7 +126,7 @@ def _published(asked: argparse.Namespace, words: Sequence[str]) -> int:
     if {word.lstrip("-") for word in words} - {"published", "json"}:
         raise UsageError("plan: --published has its own machines: it goes with --json alone")
     rows = published.study()
-    print(json.dumps(published.to_dict(rows), indent=2) + "\n" if asked.json else published.to_text(rows), end="")
+    show(json.dumps(published.to_dict(rows), indent=2) if asked.json else published.to_text(rows))
     return 0
 
 
@@ -152,22 +151,16 @@ def _network(asked: argparse.Namespace, default: Network = network.DEFAULT) -> N
     return replace(made, reduce=asked.reduce) if asked.reduce else made
 
 
-def _asked_plan(asked: argparse.Namespace) -> Plan | None:
-    if asked.mode is None and not asked.chunks and asked.algorithm == "automatic":
-        return None
-    return Plan(asked.mode, asked.chunks or 0, None, asked.algorithm)
-
-
 def _list_machines() -> None:
     names = network.machines()
     width = max(map(len, names))
     for name in names:
         one = network.load(name)
-        print(f"{name:{width}}  {one.name}")
+        show(f"{name:{width}}  {one.name}")
         for level in one.levels:
-            print(f"{'':{width}}    {level.name}: {level.source}")
+            show(f"{'':{width}}    {level.name}: {level.source}")
         if one.source:
-            print(f"{'':{width}}    {one.source}")
+            show(f"{'':{width}}    {one.source}")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -202,10 +195,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--type", choices=list(elements.TYPES), default="float32", help="of its elements (default float32)")
     add("-m", "--mode", metavar="MODE[:AxBxC]", help="these dimensions, as in DDL_OPTIONS (default: the best)")
     add("--chunks", type=count, metavar="N", help="cut the buffer into N pieces (default: by size)")
-    add(
-        "--algorithm", choices=interface.ALGORITHMS, default="automatic",
-        help="latency: the fewest rounds; bandwidth: the fewest bytes (default: by size, as the library does)",
-    )  # fmt: skip
 
     add = parser.add_argument_group("what is shown").add_argument
     add("--schedule", action="store_true", help="print the steps of one rank, too")

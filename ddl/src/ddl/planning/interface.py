@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from ctypes import POINTER, Structure, byref, c_char, c_char_p, c_double, c_int, c_size_t, c_uint64
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
@@ -13,7 +12,6 @@ from ddl.errors import ArgumentError, LibraryError
 T = TypeVar("T")
 
 MOST_TIERS = 8
-ALGORITHMS = ("automatic", "latency", "bandwidth")  # ddl_algorithm
 KINDS = ("send", "receive", "reduce", "copy", "divide", "reduce_scatter", "allgather")  # ddl_step_kind
 
 
@@ -47,12 +45,10 @@ class Tree:
 
 @dataclass(frozen=True)
 class Plan:
-    """How to run an allreduce; the default leaves it to the library. `ranks` has the rank at each position."""
+    """How to run an allreduce; the default leaves it to the library."""
 
     mode: str | None = None
     chunks: int = 0
-    ranks: tuple[int, ...] | None = None
-    algorithm: str = "automatic"
 
 
 @dataclass(frozen=True)
@@ -173,7 +169,7 @@ def _structure(like: type, *types: Any) -> Any:
 
 _Tier = _structure(Tier, c_int, c_double, c_double)
 _Odd = _structure(Odd, c_int, c_int, c_int, c_double)
-_Plan = _structure(Plan, c_char_p, c_int, POINTER(c_int), c_int)
+_Plan = _structure(Plan, c_char_p, c_int)
 _Term = _structure(Term, c_double, c_double, c_double, c_int, c_int)
 _Cut = _structure(Cut, c_int, c_int, c_int, c_int, c_double, c_double)
 _Bounds = _structure(Bounds, c_double, c_double, c_double, c_double, _Term, _Term * MOST_TIERS, _Cut)
@@ -254,10 +250,4 @@ def _network(tree: Tree) -> _Network:
 
 def _plan(plan: Plan | None) -> object:
     asked = plan or Plan()
-    ranks: Sequence[int] = asked.ranks or ()
-    return _Plan(
-        asked.mode.encode() if asked.mode else None,
-        _whole(asked.chunks, "chunks"),
-        (c_int * len(ranks))(*(_whole(rank, "ranks") for rank in ranks)) if ranks else None,
-        ALGORITHMS.index(asked.algorithm),
-    )
+    return _Plan(asked.mode.encode() if asked.mode else None, _whole(asked.chunks, "chunks"))

@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from ddl.errors import UnsupportedError
 from ddl.frontends.core.calls import Called
-from ddl.frontends.core.ops import Op, Reduction, chosen
+from ddl.frontends.core.ops import Op, Reduction, chosen, need_linear
 from ddl.tensorflow import operations
 from ddl.tensorflow.compression import Compression, Compressor
 from ddl.tensorflow.process_sets import ProcessSet, global_process_set, sets
@@ -198,7 +198,7 @@ def reduced(tensors: Sequence[tf.Tensor], how: How, name: str | None = None) -> 
     """The tensors, reduced; the gradient is the same reduction of everyone's gradients."""
 
     def backward(*gradients: tf.Tensor) -> list[tf.Tensor]:
-        _need_linear(how)
+        need_linear(how.op)
         return reduced(gradients, how)
 
     def forward(*inputs: tf.Tensor) -> list[tf.Tensor]:
@@ -215,7 +215,7 @@ def scattered(tensors: Sequence[tf.Tensor], how: How, name: str | None = None) -
     """This rank's rows of the reduced tensors; the gradient is everyone's, gathered; of a sum, times size."""
 
     def backward(*gradients: tf.Tensor) -> list[tf.Tensor]:
-        _need_linear(how)
+        need_linear(how.op)
         factor = how.prescale * how.postscale * (how.process_set.size() if how.op is Op.Sum else 1)
         return [scale(its, factor, "the factor") for its in gathered(gradients, how.process_set)]
 
@@ -364,11 +364,6 @@ def _any_rows(tensor: tf.Tensor) -> tf.TensorShape:
 
 def _part(name: str | None, number: int) -> str | None:
     return None if name is None else f"{name} (tensor {number} of a group)"
-
-
-def _need_linear(how: How) -> None:
-    if how.op not in (Op.Average, Op.Sum):
-        raise RuntimeError(f"no gradient flows through a reduction by {how.op.name}: only through Average and Sum")
 
 
 def _with_gradient(

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from ddl.frontends.core.buckets import even_groups, limit_of, plan
 from ddl.frontends.core.calls import Called
-from ddl.frontends.core.ops import Average, Op, Reduction, check
+from ddl.frontends.core.ops import Average, Op, Reduction, check_optimizer
 from ddl.tensorflow import collectives, operations
 from ddl.tensorflow.collectives import key_of, scale
 from ddl.tensorflow.compression import Compression, Compressor
@@ -41,13 +41,7 @@ class Method:
     owner: str | None = None
 
     def __post_init__(self) -> None:
-        check(self.op)
-        if self.predivide != 1 and self.op is not Average:
-            raise ValueError(f"gradient_predivide_factor is for op=Average, but op is {self.op.name}: leave it at 1")
-        if not self.predivide > 0:
-            raise ValueError(f"gradient_predivide_factor is {self.predivide}, but must be more than 0")
-        if isinstance(self.groups, int) and self.groups < 0:
-            raise ValueError(f"groups is {self.groups}, but must be 0 or more, or a list of lists of variables")
+        check_optimizer(self.op, self.predivide, self.groups)
 
     @collectives.unconverted
     def reduce(self, gradients: Sequence[Gradient], variables: Sequence[Any]) -> list[Gradient]:
@@ -88,7 +82,7 @@ class Method:
     def _buckets(self, gradients: Sequence[tf.Tensor], variables: Sequence[Any]) -> list[list[int]]:
         nbytes = [(its.shape.num_elements() or 0) * its.dtype.size for its in gradients]
         if isinstance(self.groups, int):
-            groups = even_groups(len(gradients), self.groups) if self.groups else []
+            groups = even_groups(len(gradients), self.groups)
         else:
             number_of = {id(variable): number for number, variable in enumerate(variables)}
             groups = [[number_of[id(its)] for its in group if id(its) in number_of] for group in self.groups]

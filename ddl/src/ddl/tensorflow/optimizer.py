@@ -10,7 +10,7 @@ import keras
 import tensorflow as tf
 
 from ddl.errors import MismatchError, UnsupportedError
-from ddl.frontends.core.ops import Average, Op
+from ddl.frontends.core.ops import Average, Op, checked_passes
 from ddl.tensorflow.collectives import unconverted
 from ddl.tensorflow.compression import Compression, Compressor
 from ddl.tensorflow.gradients import Gradient, Method
@@ -53,8 +53,7 @@ def DistributedOptimizer(
 
     Raises ValueError: an argument is wrong. UnsupportedError: Keras does not run on TensorFlow.
     """
-    if backward_passes_per_step < 1:
-        raise ValueError(f"backward_passes_per_step is {backward_passes_per_step}, but must be 1 or more")
+    passes = checked_passes(backward_passes_per_step)
     if isinstance(optimizer, Distributed | DistributedV1):
         raise ValueError("the optimizer is one of DistributedOptimizer already: its gradients would be reduced twice")
     arguments = (compression, sparse_as_dense, num_groups if groups is None else groups, process_set)
@@ -62,7 +61,7 @@ def DistributedOptimizer(
     method = Method(op, gradient_predivide_factor, *arguments, owner)
     members: dict[str, Any] = {"_method": method, "_local": Local(scale_local_gradients)}
     if isinstance(optimizer, tf.compat.v1.train.Optimizer):
-        if backward_passes_per_step > 1:
+        if passes > 1:
             raise UnsupportedError("backward_passes_per_step > 1 with an optimizer of TensorFlow 1: use a Keras one")
         return _remade(optimizer, DistributedV1, members)
     if keras.backend.backend() != "tensorflow":
@@ -72,7 +71,7 @@ def DistributedOptimizer(
     scaler = keras.optimizers.LossScaleOptimizer
     if keras.mixed_precision.dtype_policy().name == "mixed_float16" and not isinstance(optimizer, scaler):
         optimizer = scaler(optimizer)
-    members |= {"_passes": backward_passes_per_step, "_averages": average_aggregated_gradients}
+    members |= {"_passes": passes, "_averages": average_aggregated_gradients}
     return _remade(optimizer, Distributed, members)
 
 

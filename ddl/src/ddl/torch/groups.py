@@ -38,7 +38,7 @@ def create(options: object) -> ProcessGroup:
     joining.install()
     ranks = list(asked.global_ranks_in_group)
     if not ranks:
-        job.enter(cast(membership.Store, asked.store), asked.group_rank, asked.group_size)
+        job.enter(cast(membership.Store, asked.store), asked.group_rank, asked.group_size, asked.timeout)
         return _default(asked)
     if not ddl.is_initialized():
         raise StateError("new_group of backend ddl: the default group is not of it: init_process_group('ddl')")

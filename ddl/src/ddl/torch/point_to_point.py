@@ -11,15 +11,13 @@ from ctypes import byref, c_int
 
 from torch import Tensor
 
+from ddl.collectives import ALLTOALL, GATHER, SCATTER
 from ddl.communicator import Communicator
 from ddl.errors import ArgumentError
 from ddl.request import Call, Request
 from ddl.torch.tensors import any_overlap, movable, need_one_for_each
 
 ANY_RANK = -1
-
-# Tags of the library's own messages; torch.distributed's are ints of 32 bits.
-GATHER, SCATTER, ALLTOALL = (1 << 40, 1 << 41, 1 << 42)
 
 
 def send(memory: Tensor, peer: int, tag: int, comm: Communicator) -> Request[None]:

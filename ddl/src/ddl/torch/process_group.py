@@ -10,8 +10,7 @@ Collectives start at once and run in libddl's own thread; which calls of libddl 
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from ctypes import c_int
 from datetime import timedelta
@@ -24,6 +23,7 @@ from torch.distributed import ReduceOp
 
 from ddl.communicator import Communicator
 from ddl.errors import DDLError, StateError, UnsupportedError
+from ddl.job import timeout_or
 from ddl.request import Request
 from ddl.torch import calls, point_to_point
 from ddl.torch.calls import Call, Step, all_back, all_of
@@ -119,7 +119,8 @@ class ProcessGroup(dist.ProcessGroup):
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Set how long later calls wait for a rank: at most DDL_TIMEOUT, if that is set."""
-        self._comm.set_timeout(seconds_of(timeout, os.environ))
+        seconds = timeout.total_seconds()
+        self._comm.set_timeout(min(seconds, timeout_or(seconds)))
 
     def shutdown(self) -> None:
         """End the group without waiting for calls in flight. Those of the group of all ranks end with ShutdownError."""
@@ -340,15 +341,6 @@ class ProcessGroup(dist.ProcessGroup):
         order = next((work.order for work in works if work.order is not None), None)
         called = self._called("coalesced calls")
         return self._begun(Work(called, requests, results, finish, self._in_any_order, None, order), None)
-
-
-def seconds_of(timeout: timedelta, environment: Mapping[str, str]) -> float:
-    """How long a rank is waited for: `timeout`, or DDL_TIMEOUT if that is set and shorter."""
-    seconds = timeout.total_seconds()
-    try:
-        return min(seconds, float(environment["DDL_TIMEOUT"]))
-    except (KeyError, ValueError):  # ddl_init has refused what is no number
-        return seconds
 
 
 def _op(opts: Options | None) -> ReduceOp:

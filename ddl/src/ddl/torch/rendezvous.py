@@ -81,9 +81,9 @@ def join_mpi(timeout: timedelta | None) -> tuple[Store, int, int]:
     from ddl.launch import guard
     from ddl.torch import job
 
-    job.join()
-    rank, size = ddl.rank(), ddl.size()
     patience = timeout or default_pg_timeout
+    job.join(timeout=patience)
+    rank, size = ddl.rank(), ddl.size()
     text = np.zeros(_CONTACTS_BYTES, np.uint8)
     store = None
     if rank == 0:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ddl.buffers import TYPES
-from ddl.collectives import OPS
+from ddl.collectives import ALLTOALL, OPS
 from ddl.communicator import Communicator
 from ddl.errors import UnsupportedError
 from ddl.frontends.core.ops import Op, check
@@ -23,7 +23,6 @@ Array = NDArray[Any]
 Requests = list[Request[None]]
 
 _NUMBERS: dict[Op, int] = {op: OPS[op.value] for op in Op if op is not Op.Adasum}
-_ALLTOALL = 1 << 42  # ddl.h: the tag of an alltoall that is made of messages
 
 
 def check_reducible(dtype: np.dtype[Any], op: Op) -> None:
@@ -99,7 +98,7 @@ def _start(name: str, arrays: Sequence[Array], *arguments: object) -> Request[No
 
 def _message(name: str, array: Array, peer: int, comm: Communicator) -> Request[None]:
     source = (None,) if name == "recv" else ()
-    return Call(name, (_address(array), *_movable(array), peer, _ALLTOALL, comm.handle, *source), array, None).start()
+    return Call(name, (_address(array), *_movable(array), peer, ALLTOALL, comm.handle, *source), array, None).start()
 
 
 def _movable(array: Array) -> tuple[int, int]:

@@ -43,6 +43,6 @@ def plan(
 
 
 def even_groups(count: int, parts: int) -> list[list[int]]:
-    """`count` numbers in `parts` consecutive groups of almost the same length."""
-    bounds = [count * part // parts for part in range(parts + 1)]
+    """`count` numbers in `parts` consecutive groups of almost the same length; no groups if `parts` is 0."""
+    bounds = [count * part // parts for part in range(parts + 1)] if parts else []
     return [list(range(first, last)) for first, last in itertools.pairwise(bounds) if first < last]

@@ -34,7 +34,6 @@ from ddl.frontends.core.announcements import JOIN, WITHDRAW, Announcement, Batch
 from ddl.frontends.core.rounds import Rounds
 
 _WARN_SECONDS = 10.0  # after which a late rank is named
-_TIMEOUT_SECONDS = 300.0  # if DDL_TIMEOUT is not set
 _LONGEST_NAP = 1e-3  # seconds between two rounds in which no rank says anything
 _MOST = 256  # calls that a rank announces in a round
 _MOST_BYTES = 64 << 10  # of these announcements, which each rank may get from all others; a single call may be larger
@@ -156,7 +155,7 @@ class Negotiator:
         self._leaving = False  # after an error that the other ranks do not know
         self._stopping = self._ended = False
         self._thread: threading.Thread | None = None
-        self._timeout = _timeout_of(os.environ)
+        self._timeout = job.timeout_or(300.0)
         _negotiators.add(self)
 
     # ---- Announcing ----------------------------------------------------------------------------------------------
@@ -397,13 +396,6 @@ class Negotiator:
             self._stopping = True
             self._changed.notify_all()
             return self._thread
-
-
-def _timeout_of(environment: Mapping[str, str]) -> float:
-    try:
-        return float(environment["DDL_TIMEOUT"])
-    except (KeyError, ValueError):  # ddl_init refuses a DDL_TIMEOUT that is not a number
-        return _TIMEOUT_SECONDS
 
 
 _negotiators: weakref.WeakSet[Negotiator] = weakref.WeakSet()

@@ -55,6 +55,30 @@ def chosen(average: bool | None, op: Op | None) -> Op:
     return Op.Sum if average is False else Op.Average
 
 
+def need_linear(op: Op) -> None:
+    """Raises RuntimeError if no gradient flows through the reduction."""
+    if op not in (Op.Average, Op.Sum):
+        raise RuntimeError(f"no gradient flows through a reduction by {op.name}: only through Average and Sum")
+
+
+def check_optimizer(op: Op, predivide: float, groups: object) -> None:
+    """Raises ValueError for arguments of an optimizer or a tape that do not fit together, and what `check` raises."""
+    check(op)
+    if predivide != 1 and op is not Op.Average:
+        raise ValueError(f"gradient_predivide_factor is for op=Average, but op is {op.name}: leave it at 1")
+    if not predivide > 0:
+        raise ValueError(f"gradient_predivide_factor is {predivide}, but must be more than 0")
+    if isinstance(groups, int) and groups < 0:
+        raise ValueError(f"groups is {groups}, but must be 0 or more, or a list of lists")
+
+
+def checked_passes(passes: int) -> int:
+    """`passes`. Raises ValueError if it is less than 1."""
+    if passes < 1:
+        raise ValueError(f"backward_passes_per_step is {passes}, but must be 1 or more")
+    return passes
+
+
 def check(op: object) -> None:
     """Raises UnsupportedError for Adasum, and ValueError for anything that is not an Op."""
     if op is Op.Adasum:

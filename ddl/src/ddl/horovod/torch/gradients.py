@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ddl.frontends.core.ops import Op
+from ddl.frontends.core.ops import Op, need_linear
 from ddl.horovod.torch import starting
 from ddl.horovod.torch.process_sets import ProcessSet
 from ddl.horovod.torch.starting import Reduction
@@ -57,7 +57,7 @@ class _Allreduce(torch.autograd.Function):
 
     @staticmethod
     def backward(context: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        _need_linear(context.how.op)
+        need_linear(context.how.op)
         return starting.reduce_in_place([copy_of(gradient)], context.how).wait()[0], None, None
 
 
@@ -70,7 +70,7 @@ class _ReduceScatter(torch.autograd.Function):
     @staticmethod
     def backward(context: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         how = context.how
-        _need_linear(how.op)
+        need_linear(how.op)
         factor = how.prescale * how.postscale * (how.process_set.size() if how.op is Op.Sum else 1)
         return starting.gather([gradient], how.process_set).wait()[0] * factor, None, None
 
@@ -119,11 +119,6 @@ class _Alltoall(torch.autograd.Function):
     @staticmethod
     def backward(context: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         return (starting.exchange_rows(gradient, *context.arguments).wait()[0], None, None, None)
-
-
-def _need_linear(op: Op) -> None:
-    if op not in (Op.Average, Op.Sum):
-        raise RuntimeError(f"no gradient flows through a reduction by {op.name}: only through Average and Sum")
 
 
 def _average_over(process_set: ProcessSet) -> Reduction:

@@ -12,7 +12,7 @@ import torch
 from torch.nn import Parameter
 
 from ddl.frontends.core.buckets import even_groups, limit_of
-from ddl.frontends.core.ops import Average, Op, check
+from ddl.frontends.core.ops import Average, Op, check_optimizer, checked_passes
 from ddl.horovod.torch.averaging import Averager
 from ddl.horovod.torch.compression import Compression, Compressor
 from ddl.horovod.torch.process_sets import ProcessSet, global_process_set
@@ -46,18 +46,15 @@ def DistributedOptimizer(
 
     Raises ValueError: an argument is wrong, or a parameter's name stands twice or is missing.
     """
-    if gradient_predivide_factor != 1 and op is not Average:
-        raise ValueError(f"gradient_predivide_factor is for op=Average, but op is {op.name}: leave it at 1")
-    if not gradient_predivide_factor > 0:
-        raise ValueError(f"gradient_predivide_factor is {gradient_predivide_factor}, but must be more than 0")
+    groups = num_groups if groups is None else groups
+    factor = gradient_predivide_factor
+    check_optimizer(op, factor, groups)
     if hasattr(optimizer, "_averager"):
         raise ValueError("the optimizer is one of DistributedOptimizer already: its gradients would be reduced twice")
-    check(op)
     named = _named(optimizer, named_parameters)
-    factor = gradient_predivide_factor
     how = Reduction(op, 1 / factor, factor, process_set)
-    numbered = _numbered(groups if groups is not None else num_groups, named)
-    passes = _checked_passes(backward_passes_per_step)
+    numbered = _numbered(groups, named)
+    passes = checked_passes(backward_passes_per_step)
     averager = Averager(named, how, compression, sparse_as_dense, passes, limit_of(os.environ), numbered)
     # Of the optimizer's class, as learning-rate schedulers and others check. It shares the optimizer's state, hooks
     # included: however a step is begun (a scheduler may have wrapped it), it reduces first.
@@ -98,7 +95,7 @@ class Distributed(torch.optim.Optimizer):
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Change how many backward passes add up to a gradient."""
-        self._averager.passes = _checked_passes(passes)
+        self._averager.passes = checked_passes(passes)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the gradients. Raises RuntimeError while they are on their way."""
@@ -186,18 +183,10 @@ def _named(
 
 def _numbered(groups: int | Sequence[Sequence[Parameter]], named: list[tuple[str, Parameter]]) -> list[list[int]]:
     if isinstance(groups, int):
-        if groups < 0:
-            raise ValueError(f"groups is {groups}, but must be 0 or more, or a list of lists of parameters")
-        return even_groups(len(named), groups) if groups else []
+        return even_groups(len(named), groups)
     number_of = {parameter: number for number, (_, parameter) in enumerate(named)}
     numbered = [[number_of[parameter] for parameter in group if parameter in number_of] for group in groups]
     every = [number for group in numbered for number in group]
     if len(set(every)) != len(every):
         raise ValueError("groups: a parameter stands in two of them, but can travel with one only")
     return numbered
-
-
-def _checked_passes(passes: int) -> int:
-    if passes < 1:
-        raise ValueError(f"backward_passes_per_step is {passes}, but must be 1 or more")
-    return passes
