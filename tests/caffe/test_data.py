@@ -181,6 +181,33 @@ def test_hdf5_data_reads_data_sets_with_the_names_of_the_tops(tmp_path: Path) ->
     assert set(order[:3]) == {0, 1, 2} or set(order[:2]) == {3, 4}  # a file at a time
 
 
+@pytest.mark.parametrize(
+    ("labels", "words"),
+    [
+        (np.array(["cat", "dog"], dtype=object), "has text, but must have real numbers"),
+        (np.array([b"cat", b"dog"]), "has text, but must have real numbers"),
+        (np.array([1j, 2j]), "has complex numbers, but must have real numbers"),
+        (np.zeros(2, [("a", "f4"), ("b", "f4")]), r"has values of type \[\('a'.*, but must have real numbers"),
+        (np.float32(3), "has no axes"),
+        (np.zeros((0, 2)), "has no rows"),
+        (None, "is a group"),
+    ],
+)
+def test_hdf5_data_that_has_no_rows_of_numbers_is_named(tmp_path: Path, labels: Any, words: str) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["x"] = np.zeros((len(labels) if np.ndim(labels) else 2, 4))
+        if labels is None:
+            file.create_group("y")
+        else:
+            file["y"] = labels
+    listed = tmp_path / "list.txt"
+    listed.write_text(f"{tmp_path}/a.h5\n")
+    fields = f'hdf5_data_param {{ source: "{listed}" batch_size: 1 }}'
+    tops = 'top: "y" top: "x"'
+    with pytest.raises(FileError, match=rf"layer 'd' \(HDF5Data\): .*a\.h5: data set 'y' {words}"):
+        net_of(f'name: "d" type: "HDF5Data" {tops} {fields}')
+
+
 def test_memory_data_reads_the_arrays_that_it_was_given() -> None:
     feed = Feed()
     layer = """type: "MemoryData" name: "d" top: "x" top: "y"
@@ -222,6 +249,18 @@ def test_a_record_that_is_no_image_is_named(tmp_path: Path) -> None:
     net = net_of(data_layer(path, 2))
     net()
     with pytest.raises(FileError, match=r"record 2 \(key b'00000002'\) is no image"):
+        net()
+    net.close()
+
+
+def test_an_image_with_a_negative_height_is_named(tmp_path: Path) -> None:
+    path = write_lmdb(tmp_path / "lmdb", IMAGES[:1])
+    with lmdb.open(str(path)) as environment, environment.begin(write=True) as transaction:
+        datum: Any = Datum(channels=3, height=-6, width=5, data=IMAGES[1].tobytes(), label=1)
+        transaction.put(b"00000001", datum.SerializeToString())
+    net = net_of(data_layer(path, 1))
+    net()
+    with pytest.raises(FileError, match=r"record 1 .*channels, height and width are \(3, -6, 5\), but must be above 0"):
         net()
     net.close()
 

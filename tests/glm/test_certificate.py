@@ -10,7 +10,7 @@ import sklearn.svm
 from scipy import sparse
 from sklearn.exceptions import ConvergenceWarning
 
-from bascule_glm.losses import Logistic, Softmax, Squared, SquaredHinge
+from bascule_glm.losses import Logistic, Loss, Softmax, Squared, SquaredHinge
 from bascule_glm.objective import Evaluation, Problem, evaluate
 from bascule_glm.rows import MemoryRows
 from bascule_glm.solver import History, minimise, uses_cholesky
@@ -134,11 +134,12 @@ def test_what_is_no_finite_objective_and_gap_is_never_converged(value: float, ga
     assert not history.add(Evaluation(value, np.zeros((1, 2)), gap), 0)
 
 
-def test_a_start_that_is_no_number_ends_the_search_unconverged() -> None:
+@pytest.mark.parametrize("loss", [Squared(), Softmax(1.0, np.arange(3), np.ones(3))])
+def test_a_start_that_is_no_number_ends_the_search_unconverged(loss: Loss) -> None:
     rows = MemoryRows(np.eye(3), np.arange(3.0))
-    problem = Problem(Squared(), np.ones(1), "none")
+    problem = Problem(loss, np.ones(loss.outputs), "free")
     history = History(1e-4, False)
-    _, steps = minimise(problem, rows, np.full((1, 3), np.nan), rows, 5, history, True)
+    _, steps = minimise(problem, rows, np.full((loss.outputs, 4), np.nan), rows, 5, history, True)
     assert (steps, history.done, history.passes[-1].gap) == (0, False, np.inf)
 
 

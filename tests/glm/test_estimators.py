@@ -244,3 +244,34 @@ def test_nan_and_infinities_are_refused(kind: Any, bad: float) -> None:
     x[7, 2] = bad
     with pytest.raises(ValueError, match=r"NaN|infinity"):
         kind().fit(x, y)
+
+
+@pytest.mark.parametrize("form", [np.asarray, sparse.csr_matrix])
+@pytest.mark.parametrize(("dtype", "large"), [(np.float64, 1e200), (np.float64, 1e31), (np.float32, 1e25)])
+@pytest.mark.parametrize("kind", ESTIMATORS)
+def test_a_column_that_is_too_large_is_named(kind: Any, dtype: Any, large: float, form: Any) -> None:
+    x, y = data(2, np.random.default_rng(9))
+    x[7, 2] = large * (1e6 if kind is LinearSVC and dtype == np.float32 else 1)
+    with pytest.raises(DataError, match=r"column 2 reaches 1e\+\d+; .* at most: scale the columns first"):
+        kind().fit(form(x.astype(dtype)), y)
+
+
+def test_squares_of_a_column_that_overflow_with_their_cost_are_named() -> None:
+    x, y = data(2, np.random.default_rng(9))
+    x[:, 2] *= 1e16
+    with (
+        pytest.warns(RuntimeWarning, match="overflow"),
+        pytest.warns(ScaleWarning),
+        pytest.raises(DataError, match="the squares of column 2 overflow: scale the columns first, or lower C"),
+    ):
+        LogisticRegression(C=1e9).fit(x.astype(np.float32), y)
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered")
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_an_objective_that_is_no_number_is_an_error(bad: float) -> None:
+    x, y = data(2, np.random.default_rng(9))
+    model = LogisticRegression(warm_start=True).fit(x, y)
+    model.coef_ = model.coef_ * bad
+    with pytest.raises(DataError, match=r"the objective is (nan|inf): features, labels, weights or C are too large"):
+        model.fit(x, y)

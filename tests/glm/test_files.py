@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pyarrow as pa
@@ -332,6 +333,23 @@ def test_an_interrupted_conversion_goes_on_where_it_was(
     assert rows.path.read_bytes() == whole
 
 
+def test_a_conversion_that_another_version_began_starts_anew(
+    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = convert(small, tmp_path / "whole.rows", label="even").path.read_bytes()
+    with monkeypatch.context() as patch:
+        patch.setattr(bascule_glm.sources, "_SAVE", 1)
+        patch.setattr(bascule_glm.sources._Writer, "finish", Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            convert(small, label="even")
+    note = Path(f"{small}.rows.part.json")
+    noted = json.loads(note.read_text())
+    del noted["origin"]["format"]
+    noted["blocks"] = [block[:3] for block in noted["blocks"]]
+    note.write_text(json.dumps(noted))
+    assert convert(small, label="even").path.read_bytes() == whole
+
+
 @pytest.mark.timeout(300)
 def test_a_killed_conversion_leaves_no_file_and_the_next_one_finishes(tmp_path: Path) -> None:
     source = tmp_path / "a.svm"
@@ -376,6 +394,58 @@ def test_a_cut_file_is_told_from_a_whole_one(parquet: Path, tmp_path: Path) -> N
         open_rows(path)
     with pytest.raises(FileError, match="cannot be read"):
         open_rows(tmp_path / "none.rows")
+
+
+@pytest.mark.usefixtures("_small_blocks")
+@pytest.mark.parametrize("suffix", ["parquet", "svm"])
+@pytest.mark.parametrize("place", ["features", "labels"])
+def test_a_flipped_bit_of_a_block_is_an_error_however_it_is_read(
+    place: str, suffix: str, parquet: Path, arrays: tuple[Any, Any, Any], tmp_path: Path
+) -> None:
+    source, named = parquet, {"label": "y", "weight": "w"}
+    if suffix == "svm":
+        source, named = tmp_path / "a.svm", {}
+        dump_svmlight_file(arrays[0][:1000], arrays[1][:1000], str(source), zero_based=False)
+    rows = convert(source, tmp_path / "a.rows", **named)
+    last = len(rows.about["blocks"]) - 1
+    begin = rows.about["blocks"][last][0]
+    looks: list[Any] = [list, FileRows.load, lambda rows: rows.hold(rows.nbytes, np.random.default_rng(0))]
+    looks += [FileRows.labels] if place == "labels" else []
+    content = bytearray(rows.path.read_bytes())
+    content[begin + 6 + (rows.layout.labels_at(rows._parts(last)) if place == "labels" else 0)] ^= 0x40
+    rows.path.write_bytes(content)
+    for look in looks:
+        with pytest.raises(FileError, match=rf"a\.rows is damaged: the block at byte {begin} .*Delete the file"):
+            look(open_rows(rows.path))
+
+
+@pytest.mark.usefixtures("_small_blocks")
+@pytest.mark.parametrize("limit", [None, "1GB"])
+@pytest.mark.parametrize("kind", [LogisticRegression, LinearSVC, Ridge])
+def test_no_estimator_fits_a_damaged_file(kind: Any, limit: Any, parquet: Path, tmp_path: Path) -> None:
+    rows = convert(parquet, tmp_path / "a.rows", label="y")
+    with rows.path.open("r+b") as file:
+        file.seek(5000)
+        file.write(b"\xff" * 8)
+    with pytest.raises(FileError, match="is damaged: the block at byte 4096"):
+        kind(limit=limit).fit(rows)
+
+
+def test_a_damaged_index_is_an_error(small: Path) -> None:
+    rows = convert(small, label="even")
+    content = rows.path.read_bytes()
+    rows.path.write_bytes(content.replace(b'"n_features": 3', b'"n_features": 2'))
+    with pytest.raises(FileError, match=r"no whole file of row blocks \(its index is damaged\)"):
+        open_rows(rows.path)
+
+
+def test_a_file_of_another_version_is_refused_and_made_anew_from_its_source(small: Path) -> None:
+    rows = convert(small, label="even")
+    content = rows.path.read_bytes()
+    rows.path.write_bytes(content.replace(b"BASCULE ROWS 2", b"BASCULE ROWS 1"))
+    with pytest.raises(FileError, match=r"\(it is of another version\): convert its source again"):
+        open_rows(rows.path)
+    assert convert(small, label="even").path.read_bytes() == content
 
 
 def test_a_file_that_is_cut_while_it_is_read_is_an_error(parquet: Path, tmp_path: Path) -> None:

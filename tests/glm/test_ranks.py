@@ -101,6 +101,8 @@ for model, *given in (
     (bascule_glm.LogisticRegression(distributed=True, class_weight="balanced"), x, y, 1 - y),
     (plain, x, y, 0 * y),
     (plain, x, y + 2**53 * mine),
+    (bascule_glm.LinearSVC(distributed=True) if mine else plain, x, y),
+    (plain, x * np.where(mine, 1e200, 1), y),
 ):
     try:
         model.fit(*given)
@@ -130,6 +132,8 @@ def test_what_one_rank_refuses_every_rank_refuses(tmp_path: Path) -> None:
         ("at least one non-zero number", 2),
         ("labels are <U1: between ranks they must be numbers", 2),
         ("labels of 2**53 or more", 2),
+        ("rank 0 has the estimator='LogisticRegression' and rank 1 has the estimator='LinearSVC'", 2),
+        ("column 0 reaches 1e+200", 2),
     ):
         assert done.stdout.count(words) == ranks, (words, done.stdout)
 

@@ -1,6 +1,6 @@
 """Times VGG16 and ResNet-50 from a prototxt beside the same net in plain PyTorch.
 
-    python frontends/caffe/bench/against_torch.py [--rounds 20] [--items 2] [--threads 1]
+    python frontends/caffe/bench/against_torch.py [--rounds 20] [--threads 1]
 
 Both nets have the same weights, and their losses are compared first. Each round runs one forward and backward of each,
 in turns. The figure is the median of the rounds' ratios, ours over PyTorch's: of wall time, and of processor time,
@@ -24,6 +24,7 @@ from bascule_caffe.messages import parse_string
 from bascule_caffe.timing import time_net
 
 Step = Callable[[], Tensor]
+ITEMS = 2  # images of a batch
 
 
 class Text:
@@ -177,14 +178,13 @@ def main() -> None:
     """Prints a line a net."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--items", type=int, default=2)
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     for name, build in (("VGG16", vgg16), ("ResNet-50", resnet50)):
         torch.manual_seed(0)
-        net, plain = build(options.items)
-        ours, theirs = alike(net, plain, options.items)
+        net, plain = build(ITEMS)
+        ours, theirs = alike(net, plain, ITEMS)
         losses = ours().item(), theirs().item()
         theirs(), ours()
         rounds = []

@@ -29,6 +29,7 @@ from bascule_glm.rows import MemoryRows
 from lms.memory.machine import machine
 
 HERE = Path(__file__).parent
+FOLDER = Path("out/bench/glm")
 Found = dict[str, Any]
 
 
@@ -52,10 +53,10 @@ def run(name: str, file: Path, limit: int, *, capped: bool, seconds: float = 0, 
         return found
 
 
-def out_of_core(folder: Path, n: int, runs: int) -> list[Found]:
+def out_of_core(n: int, runs: int) -> list[Found]:
     """Contestants on a file of three times the limit."""
     start = time.monotonic()
-    rows = larger_than_memory(folder, n)
+    rows = larger_than_memory(FOLDER, n)
     print(f"{rows.path.name}: {rows.nbytes} bytes, made in {time.monotonic() - start:.1f} s", flush=True)
     limit, found = rows.nbytes // 3, list[Found]()
     best = run("optimum", rows.path, 1 << 40, capped=False)["objective"]
@@ -86,11 +87,11 @@ def out_of_core(folder: Path, n: int, runs: int) -> list[Found]:
     return [one | {"distance": one["objective"] / best - 1, "limit": limit, "size": rows.nbytes} for one in found]
 
 
-def in_memory(scale: float, runs: int) -> list[Found]:
+def in_memory(runs: int) -> list[Found]:
     """Solvers on arrays: the estimator's choice, scikit-learn's behind the same class, and Snap ML."""
     found = []
     for name, make in SETS.items():
-        x, y = make(scale)
+        x, y = make()
         for _ in range(runs):
             for solver in ("auto", "lbfgs", "newton-cg", "newton-cholesky"):
                 if solver == "newton-cholesky" and x.shape[1] > 2000:
@@ -132,20 +133,18 @@ def main() -> None:
     """Measure, print the tables and write a JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=2_400_000, help="of the file that is larger than memory")
-    parser.add_argument("--scale", type=float, default=1.0, help="of the data sets in memory")
     parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--folder", type=Path, default=Path("out/bench/glm"))
     parser.add_argument("--only", choices=("memory", "out-of-core"))
     asked = parser.parse_args()
-    asked.folder.mkdir(parents=True, exist_ok=True)
+    FOLDER.mkdir(parents=True, exist_ok=True)
     result: dict[str, Any] = {"machine": machine(), "load": os.getloadavg()}
     if asked.only != "memory":
-        result["out of core"] = out_of_core(asked.folder, asked.rows, asked.runs)
+        result["out of core"] = out_of_core(asked.rows, asked.runs)
         print(table(result["out of core"]), flush=True)
     if asked.only != "out-of-core":
-        result["in memory"] = in_memory(asked.scale, asked.runs)
+        result["in memory"] = in_memory(asked.runs)
         print(table(result["in memory"]), flush=True)
-    (asked.folder / "glm.json").write_text(json.dumps(result, indent=1))
+    (FOLDER / "glm.json").write_text(json.dumps(result, indent=1))
 
 
 if __name__ == "__main__":

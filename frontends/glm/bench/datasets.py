@@ -24,20 +24,20 @@ def labels(x: Any, generator: np.random.Generator) -> NDArray[np.int8]:
     return (noisy > 0).astype(np.int8)
 
 
-def sparse_rows(scale: float) -> Arrays:
+def sparse_rows() -> Arrays:
     """400,000 x 10,000, 99 non-zeros a row."""
-    return _sparse(int(400_000 * scale), 10_000, 99, normed=False)
+    return _sparse(400_000, 10_000, 99, normed=False)
 
 
-def rcv1_like(scale: float) -> Arrays:
+def rcv1_like() -> Arrays:
     """200,000 x 47,000, some 75 non-zeros a row, frequent columns first, rows of norm 1."""
-    return _sparse(int(200_000 * scale), 47_000, 75, normed=True)
+    return _sparse(200_000, 47_000, 75, normed=True)
 
 
-def covtype_like(scale: float) -> Arrays:
+def covtype_like() -> Arrays:
     """581,000 x 54: ten numbers and two groups of indicators."""
     generator = np.random.default_rng(2)
-    n = int(581_000 * scale)
+    n = 581_000
     x = np.zeros((n, 54), dtype=np.float32)
     x[:, :10] = generator.normal(size=(n, 10))
     x[np.arange(n), 10 + generator.integers(0, 4, n)] = 1
@@ -45,10 +45,10 @@ def covtype_like(scale: float) -> Arrays:
     return x, labels(x, generator)
 
 
-def dense(scale: float) -> Arrays:
+def dense() -> Arrays:
     """1,000,000 x 100."""
     generator = np.random.default_rng(3)
-    x = generator.normal(size=(int(1_000_000 * scale), 100)).astype(np.float32)
+    x = generator.normal(size=(1_000_000, 100)).astype(np.float32)
     return x, labels(x, generator)
 
 

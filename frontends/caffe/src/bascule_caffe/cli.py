@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-import bascule_caffe
 from bascule_caffe import devices
 from bascule_caffe.data import Feed
 from bascule_caffe.errors import CaffeError
@@ -45,7 +44,7 @@ caffe convert: write a model in another format (.safetensors, .pt2, .caffemodel)
 
 _DDL_SWITCHES = ("-ddl_update", "-ddl_align", "-ddl_database_restart")
 _NO_EFFECT = ("-bvlc", "-threshold", "-engine", *_DDL_SWITCHES)  # of Caffe-IBM and Intel's Caffe
-_SWITCHES = ("-bvlc", *_DDL_SWITCHES, "-help", "-h", "-version")  # flags without a value
+_SWITCHES = ("-bvlc", *_DDL_SWITCHES, "-help", "-h")  # flags without a value
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -261,7 +260,6 @@ def _parser() -> argparse.ArgumentParser:
         "caffe", usage="caffe COMMAND FLAGS", description=_HELP, formatter_class=raw, add_help=False
     )
     parser.add_argument("-help", "-h", action="help", help=argparse.SUPPRESS)
-    parser.add_argument("-version", action="version", version=f"bascule-caffe {bascule_caffe.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", help=argparse.SUPPRESS)
     for name, (run, text) in _COMMANDS.items():
         made: dict[str, Any] = {"add_help": False, "allow_abbrev": False, "formatter_class": raw}

@@ -84,6 +84,8 @@ class LMDB(Records):
         pixels = np.frombuffer(datum.data, np.uint8) if datum.data else np.array(datum.float_data, np.float32)
         if not pixels.size:
             raise ValueError("it has no pixels")
+        if min(shape) < 1:  # NumPy would work out a negative number from the others
+            raise ValueError(f"its channels, height and width are {shape}, but must be above 0")
         return pixels.reshape(shape)
 
 
@@ -165,10 +167,26 @@ class HDF5Files(Records):
         if missing:
             raise FileError(f"{file} has no data set {', '.join(missing)}; it has {', '.join(opened)}")
         arrays = [opened[name] for name in self._names]
+        for name, array in zip(self._names, arrays, strict=True):
+            if (fault := _fault(array)) is not None:
+                raise FileError(f"{file}: data set {name!r} {fault}")
         if len({len(array) for array in arrays}) != 1:
             lengths = ", ".join(f"{name}: {len(array)}" for name, array in zip(self._names, arrays, strict=True))
             raise FileError(f"{file}: the data sets have different numbers of rows ({lengths})")
         return arrays
+
+
+def _fault(array: Any) -> str | None:
+    """Why this is no data set with rows of numbers; None if it is one."""
+    if not isinstance(array, h5py.Dataset):
+        return "is a group, but must be a data set"
+    if array.dtype.kind not in "biuf":
+        other = "complex numbers" if array.dtype.kind == "c" else f"values of type {array.dtype}"
+        found = "text" if h5py.check_string_dtype(array.dtype) else other
+        return f"has {found}, but must have real numbers"
+    if not array.shape:
+        return "has no axes, but the first one must be the rows"
+    return None if len(array) else "has no rows"
 
 
 def _lines_of(path: str) -> list[str]:

@@ -26,6 +26,7 @@ from bascule_glm.sources import is_converted, open_rows
 from lms.units import format_size
 
 _SPREAD = 1e4  # of the columns' largest entries: beyond, the penalty means another thing for each column
+_LARGEST = 1e30  # of a feature, as scikit-learn has it: beyond, liblinear may never end
 _ROWS_OF_A_COLUMN = 1000  # at least, and less than twice as many, if memory has them: more rows save no pass
 _OWN = ("limit", "n_jobs", "random_state", "verbose")  # parameters that ranks may have of their own
 _SAMPLE_GAP = 1e-4  # of the objective: the optimum of a sample is no nearer to that of all rows
@@ -85,8 +86,10 @@ class Certified(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no typ
             history = History(self.tol, bool(self.verbose) and joined.rank == 0)
             prepare: Any = self._file_rows if is_file(X) else self._memory_rows
             rows: Rows = prepare(X, y, sample_weight)
+            scale = rows.about["scale"] if isinstance(rows, FileRows) else extremes(rows.largest())
+            _check_largest(rows, *scale[1])
         self._agree(rows, joined)
-        self._warn_of_scale(rows.about["scale"] if isinstance(rows, FileRows) else extremes(rows.largest()))
+        self._warn_of_scale(scale)
         if isinstance(rows, FileRows):
             self._fit_file(rows, joined, history)
         elif joined.size > 1:
@@ -148,7 +151,8 @@ class Certified(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no typ
         """Raise DataError if ranks differ in what all must have alike, else their sums were of different problems."""
         if joined.size == 1:
             return
-        shared = {name: value for name, value in self.get_params().items() if name not in _OWN}
+        shared: dict[str, Any] = {"the estimator": type(self).__name__}
+        shared |= {name: value for name, value in self.get_params().items() if name not in _OWN}
         targets = "a file's" if isinstance(rows, FileRows) else rows.labels.shape[1:]
         start = np.append(np.ravel(self.coef_), self.intercept_) if self._is_warm() else None
         shared |= {"n_features": rows.n_features, "y.shape[1:]": targets, "warm_start's coef_ and intercept_": start}
@@ -255,6 +259,9 @@ class Certified(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no typ
 
     def _conclude(self, history: History) -> None:
         last = history.passes[-1]
+        if not np.isfinite(last.objective):
+            found = f"the objective is {last.objective}: features, labels, weights or C are too large"
+            raise DataError(f"{found}. Make them smaller (sklearn.preprocessing.MaxAbsScaler scales columns)")
         self.history_, self.gap_, self.objective_ = history.passes, last.gap, last.objective
         if history.done:
             history.say(f"stopped: the gap is at most tol = {self.tol:g} times the objective")
@@ -288,6 +295,15 @@ class Certified(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no typ
             )
         scores = np.concatenate([np.asarray(block.x @ np.atleast_2d(self.coef_).T + self.intercept_) for block in rows])
         return scores[:, 0] if scores.shape[1] == 1 else scores
+
+
+def _check_largest(rows: Rows, column: int, most: float) -> None:
+    """Raise DataError if a column is so large that the sum of its squares overflows."""
+    dtype = rows.dtype if isinstance(rows, FileRows) else rows.x.dtype
+    limit = min(_LARGEST, float(np.finfo(dtype).max / rows.n_rows) ** 0.5)
+    if most > limit:
+        found = f"column {column} reaches {most:.3g}; a fit of {rows.n_rows} rows of {dtype} takes {limit:.2g} at most"
+        raise DataError(f"{found}: scale the columns first (sklearn.preprocessing.MaxAbsScaler)")
 
 
 def _sample(rows: MemoryRows, problem: Problem) -> MemoryRows:

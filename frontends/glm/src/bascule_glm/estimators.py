@@ -18,6 +18,7 @@ from sklearn.utils.multiclass import check_classification_targets
 
 from bascule_glm.certified import Certified, Labels, Solver, check_weight, is_file
 from bascule_glm.errors import DataError
+from bascule_glm.files import MOST_CLASSES
 from bascule_glm.losses import Floats, Logistic, Loss, Softmax, Squared, SquaredHinge
 from bascule_glm.objective import Intercept, Problem
 from bascule_glm.ranks import Ranks
@@ -34,7 +35,7 @@ class _Classifier(Certified):
             raise DataError("there are labels of 2**53 or more, which float64 cannot tell apart: number the classes")
         if len(classes) < 2:
             raise DataError(f"there is one class, {classes[0]}: a classifier needs rows of two classes or more")
-        if labels.dtype.kind == "f" and len(classes) > 1000:
+        if labels.dtype.kind == "f" and len(classes) > MOST_CLASSES:
             raise DataError(f"there are {len(classes)} different labels: for numbers that are no classes take Ridge")
         counts = joined.add(np.bincount(np.searchsorted(classes, labels), weights, len(classes)))
         check_weight(counts)

@@ -124,7 +124,8 @@ def evaluate(problem: Problem, rows: Rows, parameters: Floats) -> Evaluation:
     ridge = problem.ridge(d)
     value = float(value + 0.5 * np.sum(ridge * parameters**2))
     gradient = gradient + ridge * parameters
-    bound = _gap(problem, gradient, total, mixed, float(spread)) if (problem.penalty > 0).all() else np.inf
+    bounded = (problem.penalty > 0).all() and np.isfinite(value)
+    bound = _gap(problem, gradient, total, mixed, float(spread)) if bounded else np.inf
     # What the sums and the scores are rounded by, so that the bound holds at the optimum itself.
     rounding = _EPSILON * (64 + float(count)) * (value + float(moved))
     return Evaluation(value, gradient, min(bound + rounding, value))

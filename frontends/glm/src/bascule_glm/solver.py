@@ -17,6 +17,7 @@ import numpy as np
 import scipy.linalg
 from threadpoolctl import ThreadpoolController
 
+from bascule_glm.errors import DataError
 from bascule_glm.files import Rows
 from bascule_glm.losses import Floats, Softmax
 from bascule_glm.objective import Curvature, Evaluation, Problem, evaluate
@@ -86,7 +87,7 @@ def minimise(
 ) -> tuple[Floats, int]:
     """The parameters (K, D) at which the gap is small enough, or those after `max_iter` steps; and the steps.
 
-    Raises DDL's errors.
+    Raises DataError if second derivatives overflow, and DDL's errors.
     """
     controller = ThreadpoolController()
     # Most blocks are too small to be shared among threads, and another thread may be reading the next one.
@@ -160,8 +161,14 @@ def _newton(
 
 
 def _factor(matrix: Floats) -> tuple[Floats, bool]:
-    """A Cholesky factor, from the lower triangle; of a little more than the matrix if rounding made it indefinite."""
+    """A Cholesky factor, from the lower triangle; of a little more than the matrix if rounding made it indefinite.
+
+    Raises DataError for a diagonal that is not finite.
+    """
     diagonal = np.einsum("ii->i", matrix)  # a view
+    if not np.isfinite(diagonal).all():
+        column = int(np.argmin(np.isfinite(diagonal)))
+        raise DataError(f"the squares of column {column} overflow: scale the columns first, or lower C and the weights")
     added = max(1e-10 * float(np.abs(diagonal).max()), np.finfo(float).tiny)
     while True:
         try:

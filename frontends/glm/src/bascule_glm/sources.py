@@ -94,7 +94,7 @@ def convert(
         raise DataError(f"target={made}: expected a name that ends in .rows")
     try:
         status = path.stat()
-        origin = {"size": status.st_size, "changed": status.st_mtime_ns, **options}
+        origin = {"format": MAGIC.decode(), "size": status.st_size, "changed": status.st_mtime_ns, **options}
         if _is_made(made, origin):
             return FileRows(made)
         reader = _Svmlight(path, options) if path.suffix in TEXT else _Columns(path, options)
@@ -263,7 +263,7 @@ class _Writer:
         self._file, self._target, self._origin, self._reader = file, target, origin, reader
         self._note = target.with_name(target.name + ".part.json")
         self._layout = Layout(reader.dtype, reader.sparse, reader.weighted)
-        self.position, self._end, self._blocks = 0, PAGE, list[list[int]]()  # a block: offset, rows, entries
+        self.position, self._end, self._blocks = 0, PAGE, list[list[int]]()  # a row of the index each
         self._largest = np.zeros(origin["n_features"] or 0)  # absolute value of each column
         try:
             noted = json.loads(self._note.read_text())
@@ -321,7 +321,7 @@ class _Writer:
                 row, *column = np.argwhere(bad)[0].tolist()
                 if sparse:
                     row = int(np.searchsorted(rows.x.indptr, row, side="right")) - 1
-                row += 1 + sum(count for _, count, _ in self._blocks)
+                row += 1 + sum(count for _, count, *_ in self._blocks)
                 place = f", column {self._reader.names[column[0]]!r}" if column and self._reader.names else ""
                 raise DataError(
                     f"{self._target.name}: row {row}{place}: {what} is {numbers[bad][0]}: drop the "
@@ -332,13 +332,14 @@ class _Writer:
         x, entries = block.x, block.x.nnz if self._layout.sparse else 0
         arrays = [x.data, x.indices, x.indptr] if self._layout.sparse else [x]
         arrays += [block.labels, block.weights] if self._layout.weighted else [block.labels]
-        *parts, (nbytes, _, _) = self._layout.parts(x.shape[0], x.shape[1], entries)
+        parts = self._layout.parts(x.shape[0], x.shape[1], entries)
+        nbytes = parts[-1][0]
         memory = np.zeros(nbytes, dtype=np.uint8)
-        for array, (offset, count, dtype) in zip(arrays, parts, strict=True):
+        for array, (offset, count, dtype) in zip(arrays, parts[:-1], strict=True):
             content = np.ascontiguousarray(array, dtype=dtype).view(np.uint8).ravel()
             memory[offset : offset + count * dtype.itemsize] = content
         self._put(memory.data, self._end)
-        self._blocks.append([self._end, x.shape[0], entries])
+        self._blocks.append([self._end, x.shape[0], entries, *self._layout.checksums(memory, parts)])
         self._end += nbytes
 
     def _put(self, content: Any, offset: int) -> None:
