@@ -42,6 +42,6 @@ def show_progress(text: str) -> None:
 def _write(text: str) -> None:
     """Write to stderr, if anyone listens: a reader that has gone, or a full disk, ends no training."""
     if sys.stderr is not None:
-        with suppress(OSError):
+        with suppress(OSError, ValueError):  # closed by the script
             sys.stderr.write(text)
             sys.stderr.flush()

@@ -212,10 +212,14 @@ class PromptStreams(PaperStreams):
 
 
 class PaperManaged:
-    """Managed memory that is on a GPU or not, as the streams' queues have it; it holds its bytes in either case."""
+    """Managed memory that is on a GPU or not, as the streams' queues have it; it holds its bytes in either case.
 
-    def __init__(self, streams: PaperStreams, *, discards: bool = True) -> None:
+    If it is `prompt`, each move is over at once, and what is discarded becomes nonsense.
+    """
+
+    def __init__(self, streams: PaperStreams, *, discards: bool = True, prompt: bool = False) -> None:
         self.discards = discards
+        self._prompt = prompt
         self.sizes: dict[int, int] = {}  # of what is allocated, by address
         self.on_gpu: set[int] = set()
         self.most = 0  # bytes that were there at once
@@ -241,6 +245,8 @@ class PaperManaged:
         assert self.discards
         assert nbytes == self.sizes[address]
         self._queue(stream, lambda: self._place(address, back=False), 0)
+        if self._prompt:
+            ctypes.memset(address, 0xA5, nbytes)
 
     def tensor(self, owner: object, address: int, nbytes: int) -> torch.Tensor:
         view = (ctypes.c_char * nbytes).from_address(address)
@@ -250,6 +256,8 @@ class PaperManaged:
     def _queue(self, stream: Stream, move: Callable[[], None], nbytes: int) -> None:
         with self._streams.using(stream):
             self._streams.launch(move, nbytes / BANDWIDTH)
+        if self._prompt:
+            self._streams.finish()
 
     def _place(self, address: int, *, back: bool) -> None:
         (self.on_gpu.add if back else self.on_gpu.discard)(address)

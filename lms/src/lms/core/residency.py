@@ -46,14 +46,14 @@ class Residency(Generic[B]):
         self.held = 0  # bytes on the device
         self._away: set[B] = set()
         self._next: dict[B, tuple[int, int]] = {}  # of a block on the device: its next use, and when it was touched
-        self._queue: list[tuple[int, int, B]] = []  # these, the next to leave first, and entries that hold no longer
+        self._queue: list[tuple[int, int, B]] = []  # these, the next to leave first, and stale entries
         self._clock = 0
         # Positions of uses are counted on from step to step.
         self._course: Sequence[Collection[B]] = ()
         self._positions: dict[B, list[int]] = {}  # in the first step
         self._sums = [0]  # bytes of the uses before each position of the first step
         self._at = -1
-        self._reached = 0  # all that is used before is on the device
+        self._reached = 0  # every use before this position has its blocks on the device
 
     def __contains__(self, block: object) -> bool:
         """Whether the block was made and not dropped, wherever it is now."""
@@ -167,7 +167,7 @@ class Residency(Generic[B]):
         following = self._use_after(block, self._at)
         self._next[block] = following, self._clock
         heappush(self._queue, (-following, self._clock, block))
-        if len(self._queue) > 4 * len(self._next) + 64:  # most of it holds no longer
+        if len(self._queue) > 4 * len(self._next) + 64:  # most are stale
             self._queue = [(-following, touched, block) for block, (following, touched) in self._next.items()]
             heapify(self._queue)
 

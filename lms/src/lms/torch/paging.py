@@ -58,10 +58,10 @@ class Paging:
         *,
         kinds: Iterable[str],
         min_size: int,
-        grown: Callable[[], None],
+        on_growth: Callable[[], None],
     ) -> None:
         self.pager = pager
-        self._grown = grown  # called when more may leave than before, ahead of the first pass that uses it
+        self._on_growth = on_growth  # called when more may leave than before, ahead of the first pass that uses it
         self._places = _places[type(pager)]
         self._never = never  # marks a parameter as not to be moved as a saved tensor
         self._parameters, self._gradients, self._state = (
@@ -71,6 +71,7 @@ class Paging:
         self._fills = "activations" in kinds
         self._min_size = max(min_size, pager.least)
         self.paused = False
+        self._captured = False  # a CUDA graph was, and uses tensors where they are
         self._adopted = WeakIdKeyDictionary()  # parameters: their blocks, or None for one that stays
         self._watched = WeakIdKeyDictionary()  # parameters whose gradients are
         self._states = WeakIdKeyDictionary()  # parameters: the blocks of their optimizer's state
@@ -168,28 +169,35 @@ class Paging:
     # Uses
 
     def _before_forward(self, module: torch.nn.Module) -> None:
-        if self.paused or self.pager.capturing():
+        if self._looks_away():
             return
         if module not in self._called:  # a whole model, before its first pass, which is measured
             self._called.add(module)
+            before = len(self._adopted)
             for one in module.parameters():
                 self._adopt(one)
-            self.count()
-            self._grown()
+            if len(self._adopted) > before:
+                self.count()
+                self._on_growth()
         for parameter in module._parameters.values():
             if parameter is not None:
                 self._adopt(parameter)
                 self._use(self._adopted.get(parameter))
 
     def _after_accumulation(self, parameter: torch.Tensor) -> None:
-        if self.paused or self.pager.capturing():
+        if self._looks_away():
             return
         gradient = parameter.grad
         if gradient is not None and self._may_leave(gradient):
             block = self._block_of(self._places.gradients, parameter, _nbytes(gradient), transient=True)
-            if not self._tracks(block, gradient) and not self.pager.is_origin and _is_alone(gradient, 2):
+            if not self._tracks(block, gradient) and not self.pager.is_origin and self._may_move(gradient, 2):
                 self._move_to(block, gradient)
         self._use(self._adopted.get(parameter), self._gradient(parameter))
+
+    def _looks_away(self) -> bool:
+        captures = self.pager.capturing()
+        self._captured |= captures
+        return captures or self.paused
 
     def _gradient(self, parameter: torch.Tensor) -> Block | None:
         return self._places.gradients.get(parameter) if self._gradients else None
@@ -247,7 +255,8 @@ class Paging:
     def _settle(self, places: WeakIdKeyDictionary, tensor: torch.Tensor) -> Block | None:
         """Let the tensor's memory leave, as its block in `places`; None if it stays."""
         block = places.get(tensor)
-        if block is not None and is_plain(tensor) and self._tracks(block, tensor):
+        known = block is not None and is_plain(tensor) and block.nbytes == _nbytes(tensor)
+        if known and self._tracks(block, tensor):
             return block
         if not self._may_leave(tensor):
             return None
@@ -255,11 +264,14 @@ class Paging:
         if self._tracks(block, tensor):
             return block
         # It was made elsewhere, such as before the page pool took over. It moves, unless others refer to the memory.
-        if not _is_alone(tensor):
+        if not self._may_move(tensor):
             return None
-        # Not a used block: its memory may live on elsewhere.
-        block = places[tensor] = self._block(tensor, block.nbytes, fresh=True)
+        if self.pager.is_origin:  # not a used block: its memory may live on elsewhere
+            block = places[tensor] = self._block(tensor, block.nbytes, fresh=True)
         return block if self._move_to(block, tensor) else None
+
+    def _may_move(self, tensor: torch.Tensor, references: int = 1) -> bool:
+        return not self._captured and _is_alone(tensor, references)
 
     def _tracks(self, block: Block, tensor: torch.Tensor) -> bool:
         return self.pager.track(block, tensor.untyped_storage().data_ptr())
@@ -289,7 +301,7 @@ def _leave(paging: weakref.ref[Paging], block: Block) -> None:
 def _is_alone(tensor: torch.Tensor, references: int = 1) -> bool:
     """Whether no other tensor, array or process refers to the tensor's memory, as far as PyTorch can tell.
 
-    PyTorch itself has so many references to the tensor.
+    `references`: how many to the tensor PyTorch itself holds.
     """
     storage = tensor.untyped_storage()
     if use_count(storage._cdata) > 2:  # another tensor, or `tensor.numpy()`

@@ -81,14 +81,14 @@ class State:
         self._paged = PagedRoom(planner, planner.device, least=0 if planner.limit is None else pager.least_room)
         pager.keep(self._paged.now)
 
-        def grown() -> None:
+        def on_growth() -> None:
             self._paged.begin(max(paging.nbytes, pager.usage().tracked))  # a former session's may be resident
 
-        paging = Paging(pager, never, kinds=options.swap, min_size=options.min_size, grown=grown)
+        paging = Paging(pager, never, kinds=options.swap, min_size=options.min_size, on_growth=on_growth)
         try:
             paging.open(models)
             planner.device.measure_anew()
-            grown()
+            on_growth()
         except BaseException:
             paging.close()
             self._paged.close()

@@ -166,7 +166,7 @@ class Net(nn.Module):
 def managed(monkeypatch: pytest.MonkeyPatch, paper: ModuleType) -> Iterator[Any]:
     """The managed memory that sessions use."""
     streams = paper.PaperStreams()
-    memory = paper.PaperManaged(streams)
+    memory = paper.PaperManaged(streams, prompt=True)
     monkeypatch.setattr(state, "make_pager", lambda _: CudaPager(streams, memory))
     monkeypatch.setattr(CudaPager, "least", 1)
     yield memory
@@ -220,6 +220,47 @@ def test_a_training_has_plains_bits(swap: str, maker: str, loop: dict[str, Any],
     ours = trained(MAKERS[maker], **loop, budget=0, min_size=0, swap=swap)
     for one, other in zip(ours, plain, strict=True):
         assert torch.equal(one, other)
+
+
+def test_what_a_former_session_moved_may_be_freed_in_the_next(managed: Any) -> None:
+    torch.manual_seed(0)
+    net = Net()
+    optimizer = torch.optim.AdamW(net.parameters(), 1e-2)
+    for _ in range(3):
+        with Session(net, optimizer, budget=0, min_size=0, swap=EVERYTHING):
+            for step in range(3):
+                net(torch.ones(4, 64)).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=step != 1)
+                if step == 1:
+                    optimizer.load_state_dict(optimizer.state_dict())
+                    net.layers[2].weight.data = net.layers[2].weight.data * 2
+    assert managed.sizes
+
+
+def test_new_storages_take_the_memory_of_the_old_ones(managed: Any) -> None:
+    net = Net()
+    optimizer = torch.optim.SGD(net.parameters(), 1e-2)
+    sizes = []
+    with Session(net, optimizer, budget=0, min_size=0, swap="parameters"):
+        for _ in range(6):
+            net(torch.ones(4, 64)).square().mean().backward()
+            optimizer.step()
+            for parameter in net.parameters():
+                parameter.data = parameter.data - 0.1
+            sizes.append(sum(managed.sizes.values()))
+    assert sizes[-1] <= 2 * sizes[0]
+
+
+def test_after_a_graph_was_captured_tensors_stay_where_they_are(managed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    net = Net()
+    with Session(net, budget=0, min_size=0, swap="parameters,gradients"):
+        with monkeypatch.context() as capturing:
+            capturing.setattr(CudaPager, "capturing", lambda _: True)
+            net(torch.ones(4, 64)).sum().backward()
+        addresses = [one.grad.data_ptr() for one in net.parameters() if one.grad is not None]
+        net(torch.ones(4, 64)).sum().backward()
+        assert [one.grad.data_ptr() for one in net.parameters() if one.grad is not None] == addresses
 
 
 def test_sessions_may_follow_each_other(managed: Any) -> None:

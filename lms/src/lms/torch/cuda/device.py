@@ -36,6 +36,11 @@ class CudaDevice(Device):
         """Let `peak` begin anew."""
         torch.cuda.reset_peak_memory_stats(self._device)
 
+    def measure_anew(self) -> None:
+        """Also give back what the allocator caches: managed memory cannot take its place."""
+        torch.cuda.empty_cache()
+        self.reset_peak()
+
     def mark(self) -> Mark:
         """An event on the stream that is current in this thread."""
         event = torch.cuda.Event(enable_timing=True)

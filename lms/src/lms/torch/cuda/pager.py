@@ -41,6 +41,7 @@ class Block:
         self.transient = transient
         self.region: Region | None = None
         self.arrival: Event | None = None  # at the GPU, if the computation has not been told to wait for it
+        self.pager: weakref.ref[CudaPager] | None = None  # the last session's that had a tensor of it
 
 
 class CudaPager(Pager):
@@ -79,10 +80,11 @@ class CudaPager(Pager):
             if region is None or region.is_taken:
                 block.region = region = Region(self._memory, block.nbytes)
             region.is_taken = True
+            block.pager = weakref.ref(self)
             self._move(self._residency.make(block))
             self._fetch(block)
             self._await((block,))
-            return self._memory.tensor(_Owner(self, block, region), region.address, block.nbytes)
+            return self._memory.tensor(_Owner(block, region), region.address, block.nbytes)
 
     def track(self, block: Block, address: int) -> bool:
         """Whether the tensor at `address` has the block's memory. It may be a former session's."""
@@ -90,6 +92,7 @@ class CudaPager(Pager):
         if region is None or not region.is_taken or region.address != address:
             return False
         with self._lock:
+            block.pager = weakref.ref(self)
             self._move(self._residency.make(block) if block not in self._residency else ())
         return True
 
@@ -147,9 +150,7 @@ class CudaPager(Pager):
             if not ordered:  # what was queued before may use what leaves
                 streams.wait(streams.out, streams.record(streams.current()))
                 ordered = True
-            if block.arrival is not None:
-                streams.wait(streams.out, block.arrival)
-                block.arrival = None
+            self._finish_arrival(block)
             assert block.region is not None
             self._memory.prefetch(streams.out, block.region.address, block.nbytes, back=False)
             self._left = streams.record(streams.out)
@@ -163,6 +164,12 @@ class CudaPager(Pager):
             streams.wait(streams.back, self._left)
         self._memory.prefetch(streams.back, block.region.address, block.nbytes, back=True)
         block.arrival = streams.record(streams.back)
+
+    def _finish_arrival(self, block: Block) -> None:
+        """Have what leaves wait until the block has come."""
+        if block.arrival is not None:
+            self._streams.wait(self._streams.out, block.arrival)
+            block.arrival = None
 
     def _await(self, blocks: Iterable[Block]) -> None:
         """Let the computation wait until these blocks have come."""
@@ -179,6 +186,7 @@ class CudaPager(Pager):
             region.is_taken = False
             if region is block.region and self._memory.discards:
                 streams.wait(streams.out, streams.record(streams.current()))
+                self._finish_arrival(block)
                 self._memory.discard(streams.out, region.address, block.nbytes)
                 self._left = streams.record(streams.out)
                 self._residency.drop(block)
@@ -187,16 +195,16 @@ class CudaPager(Pager):
 class _Owner:
     """Lives as long as the tensor that has a block's region."""
 
-    def __init__(self, pager: CudaPager, block: Block, region: Region) -> None:
-        self._pager = weakref.ref(pager)
-        self._of = block, region
+    def __init__(self, block: Block, region: Region) -> None:
+        self._block = block
+        self._region = region
 
     def __del__(self) -> None:
-        pager = self._pager()
+        pager = self._block.pager() if self._block.pager is not None else None
         if pager is not None and pager._running:
-            pager._freed.append(self._of)
+            pager._freed.append((self._block, self._region))
         else:
-            _forget(*self._of)
+            _forget(self._block, self._region)
 
 
 def _forget(block: Block, region: Region) -> None:
