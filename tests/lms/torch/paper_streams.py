@@ -223,7 +223,7 @@ class PaperManaged:
         self.sizes: dict[int, int] = {}  # of what is allocated, by address
         self.on_gpu: set[int] = set()
         self.most = 0  # bytes that were there at once
-        self._streams = streams
+        self.streams = streams
         self._memory: dict[int, Any] = {}
 
     def allocate(self, nbytes: int) -> int:
@@ -233,7 +233,7 @@ class PaperManaged:
         return address
 
     def free(self, address: int) -> None:
-        self._streams.finish()
+        self.streams.finish()
         del self._memory[address], self.sizes[address]
         self.on_gpu.discard(address)
 
@@ -254,10 +254,10 @@ class PaperManaged:
         return torch.frombuffer(view, dtype=torch.uint8)
 
     def _queue(self, stream: Stream, move: Callable[[], None], nbytes: int) -> None:
-        with self._streams.using(stream):
-            self._streams.launch(move, nbytes / BANDWIDTH)
+        with self.streams.using(stream):
+            self.streams.launch(move, nbytes / BANDWIDTH)
         if self._prompt:
-            self._streams.finish()
+            self.streams.finish()
 
     def _place(self, address: int, *, back: bool) -> None:
         (self.on_gpu.add if back else self.on_gpu.discard)(address)

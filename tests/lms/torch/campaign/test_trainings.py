@@ -12,12 +12,14 @@ import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from lms import build
 from lms.torch import state
 from lms.torch.cpu import page_pool
+from lms.torch.cuda.pager import CudaPager
 from random_trainings import compare
 from slow_disk import slow_disk
 
@@ -79,6 +81,22 @@ def test_trainings_whose_state_moves_as_on_a_gpu(monkeypatch: pytest.MonkeyPatch
                 with slow_disk(seed):
                     wrong = compare(seed, ("activations", "optimizer"))
             assert not wrong, wrong
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_trainings_in_managed_memory(monkeypatch: pytest.MonkeyPatch, one_thread: None, paper: ModuleType) -> None:
+    memory = paper.PaperManaged(paper.PaperStreams(), prompt=True)
+    monkeypatch.setattr(state, "make_pager", lambda _: CudaPager(memory.streams, memory))
+    gc.collect()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for seed in range(2000, 2000 + TRAININGS):
+            monkeypatch.setattr(CudaPager, "least", (1, 5000)[seed % 2])
+            wrong = compare(seed, ("activations", "optimizer", "parameters", "gradients"))
+            assert not wrong, wrong
+    gc.collect()
+    assert not memory.sizes
 
 
 @pytest.fixture(scope="module")
