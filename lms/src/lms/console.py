@@ -42,6 +42,6 @@ def show_progress(text: str) -> None:
 def _write(text: str) -> None:
     """Write to stderr, if anyone listens: a reader that has gone, or a full disk, ends no training."""
     if sys.stderr is not None:
-        with suppress(OSError, ValueError):  # closed by the script
+        with suppress(OSError, ValueError):  # ValueError: the script has closed it
             sys.stderr.write(text)
             sys.stderr.flush()

@@ -71,7 +71,7 @@ class Paging:
         self._fills = "activations" in kinds
         self._min_size = max(min_size, pager.least)
         self.paused = False
-        self._captured = False  # a CUDA graph was, and uses tensors where they are
+        self._captured = False  # a CUDA graph was: it keeps the addresses of its tensors
         self._adopted = WeakIdKeyDictionary()  # parameters: their blocks, or None for one that stays
         self._watched = WeakIdKeyDictionary()  # parameters whose gradients are
         self._states = WeakIdKeyDictionary()  # parameters: the blocks of their optimizer's state
@@ -119,7 +119,7 @@ class Paging:
         """An optimizer is about to step over these, with at least `room` bytes for all that may leave."""
         self.pager.keep(room, fill=self._fills and bool(self._course))  # nothing is known before the first step's end
         for parameter in parameters:
-            self._adopt(parameter)  # no module's call tells of one that compiled code alone uses
+            self._adopt(parameter)  # if compiled code alone uses it, no module's call has told of it
             self._use(self._adopted.get(parameter), self._gradient(parameter), *self._states.get(parameter, ()))
 
     def after_part(self, entries: Iterable[tuple[Any, Mapping[str, Any]]]) -> None:

@@ -16,8 +16,6 @@ from lms.torch.cuda.managed import ManagedMemory
 from lms.torch.cuda.streams import CudaStreams, Event
 from lms.torch.pager import Pager
 
-_LEAST = 1 << 20  # bytes: the driver moves pages of up to 2 MB
-
 
 class Region:
     """Managed memory, of one tensor at a time."""
@@ -52,7 +50,7 @@ class CudaPager(Pager):
     use, the driver moves the pages that are touched.
     """
 
-    least = _LEAST
+    least = 1 << 20  # the driver moves pages of up to 2 MB
     least_room = 64 << 20
     is_origin = False  # PyTorch's allocator gives tensors memory of its own
 
