@@ -33,7 +33,7 @@ class CpuPager(pager.Pager, Pager):
         """Pages of the pool."""
         return pages(block.nbytes)
 
-    def reach(self, position: int | None, used: Collection[pager.Block]) -> None:
+    def reach(self, position: int | None, used: Collection[pager.Block] = ()) -> None:
         """The step is at this position of the course, if it is known."""
         if position is not None:
             self.go_to(position)
