@@ -17,7 +17,7 @@ from models import Job, build
 from torch import nn
 from worker import Memory, digest
 
-from lms.runtime import planner
+from lms.runtime import plan_maker
 
 CPU = torch.device("cpu")
 MB = 1 << 20
@@ -126,7 +126,7 @@ def test_each_command_is_answered_with_a_line_and_no_kind_changes_a_bit(
     config = {"model": "gpt", "size": "quick", "kind": kind, "device": "cpu", "threads": 1}
     config |= {"budget": 0, "spill_dir": str(tmp_path)} if kind == "lms" else {}
     commands = ["step", "step", "end", "step"]
-    monkeypatch.setattr(planner, "CALIBRATION", 1 << 16)  # nobody writes 256 MB to learn how fast the disk is
+    monkeypatch.setattr(plan_maker, "CALIBRATION", 1 << 16)  # nobody writes 256 MB to learn how fast the disk is
     monkeypatch.setattr(sys, "argv", ["worker.py", json.dumps(config)])
     monkeypatch.setattr(sys, "stdin", io.StringIO("".join(json.dumps({"do": do}) + "\n" for do in commands)))
     monkeypatch.setattr(worker, "build", lambda *args: os.write(1, b"what others print") and build(*args))

@@ -13,8 +13,7 @@ from lms.core.guide import Guide
 from lms.core.link import Link
 from lms.core.trace import AccessKind
 from lms.errors import LimitError
-from lms.runtime import guides
-from lms.runtime import planner as planner_module
+from lms.runtime import guides, plan_maker
 from lms.runtime.guides import MOST_GUIDES
 from lms.runtime.planner import MOST_UNSEEN, TIMED_EVERY, PassPlanner
 from lms.runtime.recorder import Counters, Finished
@@ -206,9 +205,9 @@ def test_a_plan_is_made_anew_from_the_median_of_what_it_took(make: Planner, monk
     planner = make(budget=200)
     made = []
     monkeypatch.setattr(
-        planner_module,
+        plan_maker,
         "make_plan",
-        lambda trace, *a, make=planner_module.make_plan, **k: made.append(trace) or make(trace, *a, **k),
+        lambda trace, *a, make=plan_maker.make_plan, **k: made.append(trace) or make(trace, *a, **k),
     )
     for gap in (9.0, 1.0, 5.0, 2.0, 7.0, 7.0):
         run(planner, [100] * 6, gap=gap)
@@ -245,7 +244,7 @@ def test_a_link_that_nothing_has_crossed_yet_is_calibrated(make: Planner, tier: 
     tier.link = lambda: None
     tier.calibrate = lambda nbytes: asked.append(nbytes) or link
     run(make(budget=0), [50] * 4)
-    assert asked == [planner_module.CALIBRATION]
+    assert asked == [plan_maker.CALIBRATION]
 
 
 def test_a_calibration_stays_within_the_limit(make: Planner, tier: object) -> None:
@@ -287,7 +286,7 @@ def test_in_the_middle_of_a_pass_nothing_is_planned_and_the_next_pass_has_the_pl
     run(planner, [100] * 7, other=600)  # a pass that begins is taken for one like this
     keys = [("write", at, 100) for at in range(6)] + [("read", 5, 100)]
     with monkeypatch.context() as patched:
-        patched.setattr(planner_module, "make_plan", lambda *_args, **_options: pytest.fail("it was planned"))
+        patched.setattr(plan_maker, "make_plan", lambda *_args, **_options: pytest.fail("it was planned"))
         assert planner.choose(keys) is None
     guide = run(planner, [100] * 6, other=600)
     assert guide is not None

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from lms.runtime import planner
+from lms.runtime import plan_maker
 from lms.torch.session import Session, disable
 
 Step = Callable[[int], Iterable[torch.Tensor]]  # one training step; what it returns is compared
@@ -31,7 +31,7 @@ def _bits() -> Callable[[torch.Tensor], object]:
 @pytest.fixture(autouse=True)
 def _clean(monkeypatch: pytest.MonkeyPatch) -> Generator[None, None, None]:
     """No session outlives its test, and nobody writes 256 MB to learn how fast the disk is."""
-    monkeypatch.setattr(planner, "CALIBRATION", 1 << 16)
+    monkeypatch.setattr(plan_maker, "CALIBRATION", 1 << 16)
     yield
     disable()
 

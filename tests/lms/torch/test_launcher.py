@@ -611,7 +611,7 @@ def test_plan_and_run_say_which_modules_are_recomputed_and_why(
         "for _ in range(8):\n"
         "    model(torch.randn(512, 64)).square().mean().backward(); optimizer.step(); optimizer.zero_grad()\n"
     )
-    monkeypatch.setattr("lms.runtime.planner.PassPlanner.link", lambda _: Link("slow", 1e3, 1e3))
+    monkeypatch.setattr("lms.runtime.plan_maker.PlanMaker.link", lambda _: Link("slow", 1e3, 1e3))
     monkeypatch.setattr(sys, "argv", [])
     monkeypatch.setattr(sys, "path", ["", *sys.path])
     for name in [name for name in os.environ if name.startswith("LMS_")]:

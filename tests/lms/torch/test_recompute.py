@@ -23,6 +23,7 @@ from torch.utils.checkpoint import checkpoint
 from lms.core.link import Link
 from lms.core.recompute import Candidate, choose, recompute
 from lms.errors import LMSError
+from lms.runtime.plan_maker import PlanMaker
 from lms.runtime.planner import PassPlanner
 from lms.torch.recompute.forward import Forward
 from lms.torch.recompute.surroundings import Surroundings
@@ -37,7 +38,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 @pytest.fixture(autouse=True)
 def _slow_link(monkeypatch: pytest.MonkeyPatch) -> None:
     """Copies are foreseen to take so long that the planner recomputes whatever it can."""
-    monkeypatch.setattr(PassPlanner, "link", lambda _: Link("slow", 1e3, 1e3))
+    monkeypatch.setattr(PlanMaker, "link", lambda _: Link("slow", 1e3, 1e3))
 
 
 def bits(tensor: Tensor) -> tuple[object, ...]:

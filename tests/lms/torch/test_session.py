@@ -28,7 +28,7 @@ from lms.core.trace import Trace
 from lms.errors import CorruptionError, LimitError, LMSError, SpillError, UsageError
 from lms.memory.device import CpuDevice, Device, Peak
 from lms.memory.transfer import Copy
-from lms.runtime import planner as planner_module
+from lms.runtime import plan_maker
 from lms.torch import session as session_module
 from lms.torch.cpu import page_pool
 from lms.torch.mover import Mover
@@ -756,8 +756,8 @@ def test_what_is_written_early_and_changed_before_it_leaves_is_an_error_as_in_pl
 
     x = torch.randn(50, 50, requires_grad=True)
     theirs = twice(x)
-    make_plan, offload = planner_module.make_plan, Mover.offload
-    monkeypatch.setattr(planner_module, "make_plan", written_early)
+    make_plan, offload = plan_maker.make_plan, Mover.offload
+    monkeypatch.setattr(plan_maker, "make_plan", written_early)
     monkeypatch.setattr(Mover, "offload", written_at_once)
     with lms() as session:
         for _ in range(2):

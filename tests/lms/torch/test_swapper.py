@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lms.errors import SpillError
-from lms.runtime import planner
+from lms.runtime import plan_maker
 from lms.torch.records import State
 from lms.torch.session import Session
 
@@ -458,13 +458,13 @@ def test_what_the_caller_keeps_until_the_backward_is_planned_for_as_kept(lms: Ma
 
 def test_nothing_is_planned_while_the_lock_is_held(lms: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     held = []
-    make_plan = planner.make_plan
+    make_plan = plan_maker.make_plan
 
     def watched(*args: object, **options: object) -> object:
         held.append(session._swapper.lock.locked())
         return make_plan(*args, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(planner, "make_plan", watched)
+    monkeypatch.setattr(plan_maker, "make_plan", watched)
     w = leaf()
     with lms(budget=0) as session:
         for length in (3, 5, 3, 5, 4):  # passes that begin alike

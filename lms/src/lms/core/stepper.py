@@ -225,10 +225,11 @@ class Stepper(Generic[I]):
             else:
                 self._drops.append(move)
         cap = course.cap[position]
-        if self._exceeds(course, position):
-            self._off_schedule = True  # make room by the rule
         if self.held > cap or course.write_ahead is not None:
             self._make_room(cap, item, ahead=course.write_ahead)
+        if self._exceeds(course, position):  # although no copy out is under way any more
+            self._off_schedule = True  # make room by the rule
+            self._make_room(cap, item)
         returns = course.returns
         while self._returned < len(returns) and returns[self._returned].at <= position:
             back = returns[self._returned]

@@ -1,49 +1,33 @@
-"""From finished passes to guides for the passes to come: keeps the traces, makes the plans, refines them."""
+"""From finished passes to guides for the passes to come: keeps the traces, has plans made, refines them."""
 
 from __future__ import annotations
 
-import platform
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
-from typing import Protocol
 
 from lms.core.budget import Budget, Client
 from lms.core.guide import Guide, Key, prefixes
-from lms.core.link import Link
-from lms.core.plan import Choice, Plan, floor, make_plan, plain_peak
+from lms.core.plan import Choice, Plan, floor
 from lms.core.recompute import Candidate, choose
 from lms.core.simulate import simulate
 from lms.core.timeline import Timeline
 from lms.core.trace import Trace
 from lms.errors import LimitError
 from lms.memory.device import Device
-from lms.memory.machine import kernel
 from lms.runtime.guides import Guides, SeenSequences
 from lms.runtime.kept_state import KeptState
 from lms.runtime.peaks import Peaks
+from lms.runtime.plan_maker import PlanMaker, Tier
 from lms.runtime.progress import Progress
 from lms.runtime.recorder import Finished, Recorder
 from lms.units import format_size
-from lms.warn import warn_script
 
 TIMED_EVERY = 16  # one pass in 16 is timed, so that reports stay current
 MOST_UNSEEN = 8  # sequences in a row that were new: from then on a plan is made for those alone that come again
 REFINED_AFTER = (1, 3)  # passes that followed a plan, after which it is made again from better measurements
-_LEAST_PIECE = 1 << 20  # bytes of one copy, if the limit leaves no room for more
-CALIBRATION = 256 * 10**6  # bytes written and read when a link must be known before anything was moved
 _ROOMY = 0.75  # of the limit: while all passes stay under it, new shapes are not measured
-
-
-class Tier(Protocol):
-    """The tier below, for the planner."""
-
-    def link(self) -> Link | None:
-        """Bandwidth and latency of the copies so far; None before any."""
-
-    def calibrate(self, nbytes: int, piece: int = ...) -> Link:
-        """Copy `nbytes` out and back, `piece` bytes at a time, and measure. The device holds twice that meanwhile."""
 
 
 class PassPlanner:
@@ -53,8 +37,7 @@ class PassPlanner:
     gradients with the first of several accumulated passes. So a plan under a limit is good for a pass that begins with
     as many bytes *outside* as the recorded one did. For another amount it is made again.
 
-    `state` is the optimizers', if that may leave between two passes. `facts` go into each trace beside the system and
-    Python: the framework's version, for example.
+    `state` is the optimizers', if that may leave between two passes. `maker` makes the plans, with the options.
     """
 
     def __init__(
@@ -71,15 +54,22 @@ class PassPlanner:
         facts: Mapping[str, str],
     ) -> None:
         self.device = device
-        self.tier = tier
-        self.facts = facts
+        self._tier = tier
         self.budget = budget
         self.limit = budget.limit
         self.client = saved
         self.kept_state = KeptState(state)
-        self.prefetch = prefetch
-        self.write_ahead = write_ahead
-        self.write_early = write_early
+        self.maker = PlanMaker(
+            device,
+            tier,
+            budget,
+            saved,
+            self.kept_state,
+            prefetch=prefetch,
+            write_ahead=write_ahead,
+            write_early=write_early,
+            facts=facts,
+        )
         self.progress = Progress(device)
         self.peaks = Peaks(device, budget, self.progress)
         self.news: list[Plan] = []  # new plans that were not reported yet
@@ -89,7 +79,6 @@ class PassPlanner:
         self.last_timed: Finished | None = None
         self.replans = 0
         self.held_peak = 0
-        self._warned = False
         self._far_below_limit = False  # the last pass moved nothing and stayed far below the limit
         self._measure_next = False  # the next passes must be measured
         self._seen = SeenSequences()
@@ -188,7 +177,7 @@ class PassPlanner:
         last = self.last_timed
         if last is None:
             return None
-        trace = last.guide.trace if last.guide is not None else self._trace(last.recorder)
+        trace = last.guide.trace if last.guide is not None else self.maker.trace(last.recorder)
         return trace, last.recorder.timeline(), last.plan
 
     def note(self, finished: Finished) -> None:
@@ -230,12 +219,12 @@ class PassPlanner:
 
         That pass has another sequence of accesses, so it is recorded and planned for as any new one.
         """
-        trace, link = self.undisturbed, self.link()
+        trace, link = self.undisturbed, self.maker.link()
         assert trace is not None
 
         @cache
         def beside(state: int) -> Choice:
-            return choose(trace, link, candidates, limit=self._bound(trace, state), budget=self.client.most)
+            return choose(trace, link, candidates, limit=self.maker.bound(trace, state), budget=self.client.most)
 
         if self.limit is not None:
             self.kept_state.decide(link, lambda state: beside(state).seconds)
@@ -253,14 +242,6 @@ class PassPlanner:
             if not choice.modules:  # else the next plan will be the first that is made for it
                 self.current.plan = told
             self.news.append(told)
-
-    def link(self) -> Link:
-        """The link to the tier below, measured on past copies, or by copying something now."""
-        known = self.tier.link()
-        if known is not None or self.limit is None:
-            return known or self.tier.calibrate(CALIBRATION)
-        free = self.budget.planned(0) - self.device.current()
-        return self.tier.calibrate(CALIBRATION, max(free // 2, _LEAST_PIECE))
 
     # Plans
 
@@ -284,7 +265,7 @@ class PassPlanner:
         self._measure_next = self.limit is not None and not recorder.measure
         if self._measure_next:
             return
-        self._add(keys, self._trace(recorder), shown=not fits)
+        self._add(keys, self.maker.trace(recorder), shown=not fits)
 
     def _is_worth_a_guide(self, keys: Sequence[Key], recorder: Recorder) -> bool:
         """Whether C++ is to lead passes like this one, in which everything fits. The pass must have been measured."""
@@ -328,13 +309,6 @@ class PassPlanner:
             new.usual = found.usual
         return new
 
-    def _bound(self, trace: Trace, state: int) -> int | None:
-        """The limit for `trace`, the last pass's, if so many bytes of state stay and not as many as then."""
-        if self.limit is None:
-            return None
-        bound = self.budget.planned(0) - self.kept_state.more_than_held(state)
-        return bound if state else max(bound, floor(trace)[0])
-
     def _refine(self, guide: Guide, finished: Finished) -> None:
         recorder = finished.recorder
         if guide.shown:
@@ -350,19 +324,19 @@ class PassPlanner:
         grown = bool(guide.plan.moves) and self.budget.proven and not guide.proven  # the plan may use more by now
         if over <= 0 and guide.passes not in REFINED_AFTER and not drift and not grown:
             return
-        trace = self._measured_again(guide, recorder)
+        trace = self.maker.measured_again(guide, recorder)
         if over > 0:
             # The trace has what the plan did not know. A margin is needed only for errors that the plan would repeat.
             most_held = guide.plan.forecast.held_peak
-            foreseen = simulate(trace, guide.plan, self.link(), most_held=most_held).resident_peak
+            foreseen = simulate(trace, guide.plan, self.maker.link(), most_held=most_held).resident_peak
             self.budget.margin = max(self.budget.margin, guide.margin + min(over, recorder.in_use_peak - foreseen))
         plan = self._plan(trace)
         if plan is None:
             return
         if plan.moves and self.limit is not None and self.kept_state.is_undecided:
-            link = self.link()
+            link = self.maker.link()
             self.kept_state.decide(
-                link, lambda state: self._make(trace, link, self._bound(trace, state)).forecast.seconds
+                link, lambda state: self.maker.make(trace, link, self.maker.bound(trace, state)).forecast.seconds
             )
         self.replans += plan.moves != guide.plan.moves
         guide.margin, guide.proven = self.budget.margin, self.budget.proven
@@ -390,7 +364,7 @@ class PassPlanner:
             return ""  # a GPU is behind: its times are read after a later pass, so that nothing waits for it
         guide.unread = None
         drift = guide.drift.note(
-            guide.passes, guide.trace, guide.plan, self.tier.link(), timed.gaps(), usual=guide.usual
+            guide.passes, guide.trace, guide.plan, self._tier.link(), timed.gaps(), usual=guide.usual
         )
         if drift:
             guide.samples = list(guide.drift.samples)
@@ -408,73 +382,14 @@ class PassPlanner:
                 f"to {format_size(recorder.in_use_peak * 1.02)} or more"
             )
 
-    def _measured_again(self, guide: Guide, recorder: Recorder) -> Trace:
-        """The guide's trace as its last pass measured it, with the median of the times so far."""
-        before = guide.trace
-        times: Sequence[float] = before.times
-        if guide.samples:
-            times = [statistics.median(column) for column in zip(*guide.samples, strict=True)]
-        trace = self._trace(recorder, times)
-        return replace(
-            trace.with_measured(times, (trace if recorder.measure else before).others),
-            tensors=tuple(
-                replace(new, module=old.module, let_go=new.let_go if new.let_go is not None else old.let_go)
-                for new, old in zip(trace.tensors, before.tensors, strict=True)
-            ),
-        )
-
-    def _trace(self, recorder: Recorder, times: Sequence[float] | None = None) -> Trace:
-        link = self.tier.link()
-        system = {
-            "system": f"{platform.system()} {kernel()} {platform.machine()}",
-            "python": platform.python_version(),
-        }
-        return recorder.trace(
-            self.device.capacity(), link.to_dict() if link is not None else {}, {**system, **self.facts}, times
-        )
-
     def _plan(self, trace: Trace) -> Plan | None:
-        """The plan for `trace`; None if the limit is below its floor and the training will be ended for that.
-
-        A training that is past its beginning goes on with the plan that needs the least.
-        """
-        limit, lowest = None, 0
-        if self.limit is not None:
-            lowest = floor(trace)[0]
-            if lowest > self.limit and self._make_room():
-                return None
-            if lowest > self.limit and self.progress.early:
-                lowest = self.limit
-            elif lowest > self.limit and not self._warned:
-                self._warned = True
-                warn_script(
-                    f"the limit of {format_size(self.limit)} cannot be kept any more: {format_size(lowest)} are needed "
-                    "with every saved tensor swapped; training goes on with as little as that"
-                )
-            limit = self.budget.planned(lowest)
-            fits = plain_peak(trace) <= limit
-        else:
-            fits = max(trace.live, default=0) <= (self.client.most or 0)
-        # Nothing will move over it, so its figures do not matter and measuring it would cost the user time.
-        link = Link("none needed", 1e9, 1e9) if fits else self.link()
+        """The plan for `trace`; None if the limit is below its floor and the training will be ended for that."""
         try:
-            plan = self._make(trace, link, limit)
+            plan = self.maker.plan(trace, early=self.progress.early, make_room=self._make_room)
         except LimitError as refused:
             self._refused = refused
             return None
-        return replace(plan, limit=self.limit, choice=self.choice)
-
-    def _make(self, trace: Trace, link: Link, limit: int | None) -> Plan:
-        """The plan for `trace` with the session's own options."""
-        return make_plan(
-            trace,
-            link,
-            limit=limit,
-            budget=self.client.most,
-            prefetch=self.prefetch,
-            write_ahead=self.write_ahead,
-            write_early=self.write_early,
-        )
+        return replace(plan, choice=self.choice) if plan is not None else None
 
     def _make_room(self) -> bool:
         """Keep no state any more, or recompute nothing: they may need the memory that is missing. Whether any does."""

@@ -303,7 +303,7 @@ class Session:
 
     def link(self) -> Link:
         """The link to the tier below, measured on past copies, or by copying something now."""
-        return self._planner.link()
+        return self._planner.maker.link()
 
     def describe(self) -> str:
         """One line: what is swapped, to which tier, under which bound."""

@@ -54,7 +54,9 @@ class SavedTensorSwapper:
     ) -> None:
         self.mover = Mover(engine, device)
         self.planner = planner
-        self.stepper: Stepper[LiveRecord] = Stepper(self.mover, room=planner.room, write_ahead=planner.write_ahead)
+        self.stepper: Stepper[LiveRecord] = Stepper(
+            self.mover, room=planner.room, write_ahead=planner.maker.write_ahead
+        )
         self.counters = self.mover.counters
         self.active = True
         self._finished: deque[Finished] = deque(maxlen=8)  # passes that the planner was not told of yet

@@ -15,7 +15,7 @@ import time
 
 import torch
 
-from lms.runtime import planner
+from lms.runtime import plan_maker
 from lms.torch.session import Session
 from random_graphs import Outcome, Program, quietly
 from random_trainings import digest
@@ -52,7 +52,7 @@ def interrupted(seed: int, seconds: float) -> bool:
 
 def main(count: int, first: int) -> None:
     """The program."""
-    planner.CALIBRATION = 1 << 16
+    plan_maker.CALIBRATION = 1 << 16
     torch.set_num_threads(1)
     gc.freeze()
     wrong, lost = [], 0

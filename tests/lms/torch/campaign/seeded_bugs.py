@@ -18,7 +18,7 @@ from lms.memory.file import FileSlab, Place
 from lms.memory.slab import ALIGNMENT
 from lms.memory.slots import Ledger
 from lms.memory.transfer import FileEngine, FileSlot, Memory, ThreadCopy
-from lms.runtime import planner
+from lms.runtime import plan_maker
 from lms.torch.cpu import engine
 from lms.torch.live_records import LiveRecords
 from lms.torch.mover import Mover
@@ -181,7 +181,7 @@ BUGS = [
 
 def main(name: str) -> int:
     """The program."""
-    planner.CALIBRATION = 1 << 16
+    plan_maker.CALIBRATION = 1 << 16
     torch.set_num_threads(1)
     gc.freeze()
     (bug,) = (bug for bug in BUGS if bug.__name__ == name)
