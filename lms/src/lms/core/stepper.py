@@ -247,12 +247,16 @@ class Stepper(Generic[I]):
 
     @property
     def exceeds(self) -> bool:
-        """Whether more is held than was foreseen: tensors live longer than they did (retain_graph)."""
-        return self._course is not None and self._exceeds(self._course, self.position)
+        """Whether more is held than was foreseen, beside what is on its way out: tensors live longer (retain_graph)."""
+        course = self._course
+        if course is None or not self._exceeds(course, self.position):
+            return False
+        going = (item for item in (*self._leaving, *self._copied) if item.state in (State.LEAVING, State.DEAD))
+        return self._exceeds(course, self.position, sum(item.held for item in going if item.index >= 0))
 
-    def _exceeds(self, course: Course, position: int) -> bool:
+    def _exceeds(self, course: Course, position: int, going: int = 0) -> bool:
         most = course.most_held
-        return most is not None and self.held - self.left > max(course.cap[position], most)
+        return most is not None and self.held - self.left - going > max(course.cap[position], most)
 
     def _by_rule(self, item: I, *, read: bool) -> None:
         budget = self._room(self.largest)

@@ -142,9 +142,9 @@ def _measure(args: argparse.Namespace) -> int:
     check_output("--output", args.output)
     folder = args.dir if args.dir is not None else Path(tempfile.gettempdir())
     profile = measure(folder, quick=args.quick, kinds=args.only, name=args.name)
+    print(table.text(profile), flush=True)
     if args.output is not None:
         write_output("--output", args.output, profile.to_json().encode())
-    print(table.text(profile))
     return 0
 
 
@@ -192,10 +192,10 @@ def _compare(args: argparse.Namespace) -> int:
         found = compare(one, other, trace, speedup=args.speedup)
     except ValueError as error:
         raise UsageError(str(error)) from None
+    print(comparison_text.text(found, speedup=args.speedup), flush=True)
     if args.json is not None:
         write_output("--json", args.json, json.dumps(found.to_dict(), indent=1).encode() + b"\n")
     if args.picture is not None:
         figure = chart.draw_comparison(found, speedup=args.speedup)
         write_output("--picture", args.picture, encoded(figure, args.picture.suffix))
-    print(comparison_text.text(found, speedup=args.speedup))
     return 0

@@ -23,6 +23,7 @@ from lms.units import format_size, plural
 
 ROOM = 0.02  # of the limit: what plans leave free until the first copies were measured
 MOST_RUNS = 5  # that try to prove a value
+_MOST_OVER = 1.01  # of the limit, that a run which proves a value may reach
 _FAR = 2  # times the largest value that was recorded: before a forecast beyond that, half of it is recorded
 _MOST_RECORDED = 6
 _FORM = "NAME=LOW..HIGH, such as batch-size=1..512"
@@ -155,12 +156,15 @@ def run(text: str, options: Options, words: Sequence[str], target: Target) -> in
             print(_line(name, at(value, search.needs[0], search.needs[-1]), "forecast"), flush=True)
             row = search.prove(value)
             measured = "" if row.peak is None else f"peak {format_size(row.peak)} of {limit}, "
-            if row.peak is not None and row.step is not None and not row.over:
+            # A run's exit status leaves its first step out; a GPU would be out of memory in it.
+            within = row.peak is not None and row.peak <= _MOST_OVER * search.limit and not row.over
+            if within and row.step is not None:
                 took = f"{plural(row.steps, 'step')}, {format_seconds(row.step)} each"
                 print(f"{row.name}: proven by a run: {measured}{took}")
                 print(shlex.join(["lms", "run", *words, *search.command(value)]))
                 return 0
-            print(f"{row.name}: failed: {measured}{row.note}", flush=True)
+            note = row.note or "memory went over the limit in the first step"
+            print(f"{row.name}: failed: {measured}{note}", flush=True)
             value = search.below(value)
             if value < wanted.low:
                 break
