@@ -67,10 +67,18 @@ def test_the_largest_is_the_last_whose_forecast_floor_leaves_room(
 class Machine:
     """`lms plan` and `lms run` of a script whose memory is linear in its batch, in place of `execute`."""
 
-    def __init__(self, *, most: int, recorded: int = 512, more: Mapping[int, int] = MappingProxyType({})) -> None:
+    def __init__(
+        self,
+        *,
+        most: int,
+        recorded: int = 512,
+        more: Mapping[int, int] = MappingProxyType({}),
+        first: Mapping[int, int] = MappingProxyType({}),
+    ) -> None:
         self.most = most  # the largest batch that runs
         self.recorded = recorded  # the largest batch that can be recorded
         self.more = more  # bytes that were measured by chance, by batch
+        self.first = first  # bytes that the first step needs beside the forecast, by batch
         self.commands: list[str] = []
 
     def __call__(self, words: list[str], log: Path, tick: Callable[[float], None]) -> tuple[int, Log]:
@@ -88,7 +96,7 @@ class Machine:
             trace = Trace((Tensor(MB, 2, let_go=1),), accesses, capacity=10**10, tail=1.0, tail_other=BASE)
             trace.save(words[words.index("--trace") + 1])
             return 0, Log(log)
-        figures = {"steps": 5, "peak": BASE + batch * EACH, "step_time": 1.0}
+        figures = {"steps": 5, "peak": BASE + batch * EACH + self.first.get(batch, 0), "step_time": 1.0}
         Path(words[words.index("--stats") + 1]).write_text(json.dumps(figures))
         return 0 if batch <= self.most else 3, Log(log)
 
@@ -134,6 +142,15 @@ def test_a_value_that_fails_gives_way_to_a_smaller_one(
     assert tried == sorted(tried, reverse=True)
     assert tried[-1] <= 55 < tried[-2]
     assert "batch=67: failed: it is too much" in capsys.readouterr().out
+
+
+def test_a_first_step_over_the_limit_proves_nothing(
+    find: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert find(Machine(most=512, first={67: 60 * MB})) == 0
+    told = capsys.readouterr().out
+    assert "batch=67: failed: peak 1.03 GB of 1 GB, memory went over the limit in the first step\n" in told
+    assert "batch=59: proven by a run: peak 890 MB of 1 GB" in told
 
 
 def test_a_value_half_way_that_cannot_be_recorded_gives_way_to_smaller_ones(
