@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from types import ModuleType
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lms.core.items import Item
+from lms.core.link import Link
 from lms.core.plan import Plan, make_plan
 from lms.core.replay import replay
 from lms.core.schedule import Course
 from lms.core.stepper import Stepper
-from lms.trace import Trace
+from lms.core.trace import Access, Tensor, Trace
 
 
 class Copy:
@@ -128,3 +130,17 @@ def test_it_moves_the_same_at_the_same_accesses(traces: ModuleType, data: st.Dat
     assert stepper.misses == misses
     if not plan.moves and plan.forecast.held_peak <= budget:
         assert calls == 1, "the first access, and no other"
+
+
+@pytest.mark.parametrize("delay", [0, 1, 3, 9])
+def test_a_copy_out_that_is_slower_than_forecast_is_waited_for_and_nothing_else_leaves(delay: int) -> None:
+    tensors = (Tensor(1, 9, let_go=4), Tensor(1, 4), Tensor(2, 4), Tensor(2, 5), Tensor(1, 8))
+    order = [("write", 0), ("write", 1), ("hold", 0), ("write", 2), ("write", 3), ("read", 0), ("write", 4)]
+    accesses = tuple(
+        Access(kind, tensor, 2.0 if tensor == 2 else 0.0, 0)  # type: ignore[arg-type]
+        for kind, tensor in [*order, ("read", 4), ("read", 0)]
+    )
+    trace = Trace(tensors, accesses, tail=0.0, tail_other=0)
+    plan = make_plan(trace, Link("slow", 0.5, 0.5, 0.0), budget=2)
+    mover, _ = all_items(trace, Course(plan, plan.forecast.held_peak), delay)
+    assert mover.moved == [(1, "out", 1)] == [(move.after, "out", move.tensor) for move in plan.moves]

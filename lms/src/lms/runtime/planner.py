@@ -37,7 +37,7 @@ class PassPlanner:
     gradients with the first of several accumulated passes. So a plan under a limit is good for a pass that begins with
     as many bytes *outside* as the recorded one did. For another amount it is made again.
 
-    `state` is the optimizers', if that may leave between two passes. `maker` makes the plans, with the options.
+    `state` is the optimizers', if that may leave between two passes. The keywords are PlanMaker's.
     """
 
     def __init__(

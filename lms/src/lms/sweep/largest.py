@@ -156,14 +156,16 @@ def run(text: str, options: Options, words: Sequence[str], target: Target) -> in
             print(_line(name, at(value, search.needs[0], search.needs[-1]), "forecast"), flush=True)
             row = search.prove(value)
             measured = "" if row.peak is None else f"peak {format_size(row.peak)} of {limit}, "
-            # A run's exit status leaves its first step out; a GPU would be out of memory in it.
+            # The exit status does not tell of the first step, in which a GPU may already be out of memory.
             within = row.peak is not None and row.peak <= _MOST_OVER * search.limit and not row.over
             if within and row.step is not None:
                 took = f"{plural(row.steps, 'step')}, {format_seconds(row.step)} each"
                 print(f"{row.name}: proven by a run: {measured}{took}")
                 print(shlex.join(["lms", "run", *words, *search.command(value)]))
                 return 0
-            note = row.note or "memory went over the limit in the first step"
+            note = row.note or (
+                "its peak is not known" if row.peak is None else "memory went over the limit in the first step"
+            )
             print(f"{row.name}: failed: {measured}{note}", flush=True)
             value = search.below(value)
             if value < wanted.low:
