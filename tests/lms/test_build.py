@@ -19,7 +19,8 @@ def copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir()
     for source in module.POOL.sources:
         shutil.copy(module.NATIVE / source, folder)
-    (folder / "saved_tensor_hooks.cc").touch()
+    for source in module.HOOKS.sources:
+        (folder / source).touch()
     monkeypatch.setattr(module, "NATIVE", folder)
     return folder
 

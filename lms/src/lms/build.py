@@ -55,13 +55,24 @@ T = TypeVar("T")
 POOL = Library(
     "page_pool",
     "page pool",
-    ("page_pool.h", "page_pool.cc", "pager.h", "pager.cc", "torch_allocator.cc", "loaded.cc"),
+    (
+        "page_pool.h",
+        "page_pool.cc",
+        "piece.h",
+        "piece.cc",
+        "pager.h",
+        "pager.cc",
+        "faults.h",
+        "faults.cc",
+        "torch_allocator.cc",
+        "loaded.cc",
+    ),
     ("c10", "torch_cpu"),
 )
 HOOKS = Library(
     "native_hooks",
     "saved-tensor hooks",
-    ("saved_tensor_hooks.cc",),
+    ("led_pass.h", "saved_tensor_hooks.cc"),
     ("c10", "torch_cpu", "torch_python"),
     is_module=True,
 )

@@ -94,10 +94,10 @@ class Run:
         stepper, found = self.stepper, []
         for kind, index in ((one[0], int(one[1:])) for one in accesses.split()):
             if kind == "f":
-                stepper.free(stepper.items[index])
+                stepper.holdings.free(stepper.items[index])
                 found.append(self.where)
                 continue
-            stepper.settle()
+            stepper.holdings.settle()
             stepper.drop_due()
             if new := index == len(stepper.items):
                 item = Item(index, N)
@@ -107,7 +107,7 @@ class Run:
             if kind == "r" or (kind == "w" and not new):
                 stepper.require(item)
             if kind == "w" and not new:
-                stepper.write(item)
+                stepper.holdings.write(item)
             stepper.access(item, read=kind == "r")
             found.append(self.where)
         return found
@@ -128,7 +128,7 @@ class Run:
     @property
     def where(self) -> str:
         """The first letter of each item's state: here, leaving, away, coming, dead."""
-        self.stepper.settle()
+        self.stepper.holdings.settle()
         return "".join(item.state.name[0] for item in self.stepper.items.values())
 
     @property
@@ -192,7 +192,11 @@ def test_nothing_moves_while_there_is_room() -> None:
     run = Run(room=8 * N)
     run.go("w0 w1 w2 w3 w4 w5 r5 f5 r4 f4 r3 f3 r2 f2 r1 f1 r0 f0")
     assert run.mover.asked == []
-    assert (run.stepper.held, run.stepper.held_peak, run.mover.forgotten) == (0, 6 * N, [5, 4, 3, 2, 1, 0])
+    assert (run.stepper.holdings.held, run.stepper.holdings.held_peak, run.mover.forgotten) == (
+        0,
+        6 * N,
+        [5, 4, 3, 2, 1, 0],
+    )
 
 
 @pytest.mark.parametrize("most", [0, 1, 3, 5])
@@ -201,10 +205,10 @@ def test_no_more_than_the_room_is_held_though_no_copy_is_over_by_itself(most: in
     run.mover.slow = True
     for index in range(8):
         run.go(f"w{index}")
-        assert run.stepper.held <= most * N
-    run.stepper.held_peak = 0
+        assert run.stepper.holdings.held <= most * N
+    run.stepper.holdings.held_peak = 0
     run.go(" ".join(f"r{index} f{index}" for index in reversed(range(8))))
-    assert run.stepper.held_peak <= max(most, 1) * N
+    assert run.stepper.holdings.held_peak <= max(most, 1) * N
 
 
 def test_copies_out_start_before_the_room_is_full_so_that_none_is_waited_for() -> None:
@@ -212,7 +216,7 @@ def test_copies_out_start_before_the_room_is_full_so_that_none_is_waited_for() -
     run.mover.slow = True
     assert run.go("w0 w1 w2 w3 w4 w5 w6")[-1] == "LHHHHHH"
     assert run.mover.asked == ["out 0"]
-    assert (run.stepper.held, run.stepper.leaving) == (7 * N, N)
+    assert (run.stepper.holdings.held, run.stepper.holdings.leaving) == (7 * N, N)
 
 
 def test_what_was_read_last_stays_until_the_next_access() -> None:
@@ -272,17 +276,17 @@ def test_the_memory_of_freed_items_is_waited_for_before_that_of_others() -> None
     run.go("w0 w1")
     run.mover.slow, run.room = True, 4 * N
     assert run.go("r1 f0 f1")[-1] == "DD"
-    assert run.stepper.held == N, "item 0's memory is being written to"
+    assert run.stepper.holdings.held == N, "item 0's memory is being written to"
     run.room = N
     assert run.go("w2") == ["DDL"]
-    assert (run.stepper.held, run.mover.asked[-2:]) == (N, ["out 2", "wait back 0"])
+    assert (run.stepper.holdings.held, run.mover.asked[-2:]) == (N, ["out 2", "wait back 0"])
 
 
 def test_what_is_pinned_is_neither_held_nor_moved() -> None:
     run = Run(room=0)
     run.pinned = {0}
     assert run.go("w0 w1 r0 r1")[1:] == ["HA", "HA", "HH"]
-    assert (run.stepper.held_peak, run.stepper.largest, run.stepper.evictable.keys()) == (N, N, {1})
+    assert (run.stepper.holdings.held_peak, run.stepper.largest, run.stepper.holdings.evictable.keys()) == (N, N, {1})
     by_schedule = Run(course(2, early(0, 0, 2), swap(0, 0, 2)))
     by_schedule.pinned = {0}
     assert by_schedule.go("w0 w1") == ["H", "HH"]
@@ -335,7 +339,7 @@ def test_a_copy_back_that_no_one_has_waited_for_is_dropped_once_it_has_arrived()
     assert run.go("w1 w2 w3")[-1] == "CHHH"
     run.over(0)
     assert run.go("w4 w5")[-1] == "AHHHHH"
-    assert (run.stepper.held, run.stepper.evictable.keys()) == (5 * N, {1, 2, 3, 4, 5})
+    assert (run.stepper.holdings.held, run.stepper.holdings.evictable.keys()) == (5 * N, {1, 2, 3, 4, 5})
 
 
 def test_an_item_that_was_to_be_clean_and_is_not_leaves_by_a_copy() -> None:
@@ -355,7 +359,7 @@ def test_what_is_to_be_written_early_and_must_stay_is_not_written() -> None:
     run = Run(course(3, early(0, 0, 1), out(0, 1, write=False)))
     run.mover.firm = {0}
     assert run.go("w0 r0 h0")[-1] == "H"
-    assert (run.copies, run.stepper.held) == ([], N)
+    assert (run.copies, run.stepper.holdings.held) == ([], N)
 
 
 def test_copies_out_are_waited_for_oldest_first_while_more_than_the_cap_is_held() -> None:
@@ -369,9 +373,9 @@ def test_room_under_the_cap_is_made_before_an_item_comes_back() -> None:
     run = Run(course(5, swap(0, 0, 3), swap(1, 2, 4), cap={0: 0, 3: 2 * N, 4: 2 * N}))
     run.mover.slow = True
     assert run.go("w0 w1 w2")[-1] == "ALH"
-    run.stepper.held_peak = 0
+    run.stepper.holdings.held_peak = 0
     assert run.go("r0") == ["HAH"]
-    assert run.stepper.held_peak == 2 * N
+    assert run.stepper.holdings.held_peak == 2 * N
 
 
 def test_a_schedule_says_how_many_copies_out_may_be_in_flight() -> None:
@@ -430,23 +434,27 @@ def test_what_was_left_behind_is_the_first_to_leave_and_the_only_one_in_a_step_w
     run.go("w0 w1")
     old = list(run.stepper.items.values())
     for item in old:
-        run.stepper.leave_behind(item)
-    assert run.stepper.left == 2 * N
+        run.stepper.holdings.leave_behind(item)
+    assert run.stepper.holdings.left == 2 * N
     run.next_step(course(4, cap=2 * N), lives_on=False)
     assert run.go("w0 w1 w2")[-1] == "HHH"
     assert [item.state for item in old] == [State.AWAY, State.AWAY]
-    assert (run.stepper.left, run.stepper.held) == (0, 3 * N)
+    assert (run.stepper.holdings.left, run.stepper.holdings.held) == (0, 3 * N)
     run.stepper.require(old[1])
-    assert (run.stepper.left, run.stepper.misses) == (N, 1)
-    run.stepper.free(old[1])
-    assert (run.stepper.left, run.stepper.held, run.stepper.evictable.keys()) == (0, 3 * N, {0, 1, 2})
+    assert (run.stepper.holdings.left, run.stepper.misses) == (N, 1)
+    run.stepper.holdings.free(old[1])
+    assert (run.stepper.holdings.left, run.stepper.holdings.held, run.stepper.holdings.evictable.keys()) == (
+        0,
+        3 * N,
+        {0, 1, 2},
+    )
 
 
 def test_what_was_left_behind_makes_room_for_what_comes_back() -> None:
     run = Run()
     run.go("w0")
     old = run.stepper.items[0]
-    run.stepper.leave_behind(old)
+    run.stepper.holdings.leave_behind(old)
     run.next_step(course(4, swap(0, 0, 3, 2), cap={2: 2 * N}), lives_on=False)
     assert run.go("w0 w1 r1") == ["A", "AH", "CH"]
     assert old.state is State.AWAY
@@ -456,9 +464,9 @@ def test_the_peak_of_a_step_is_its_own() -> None:
     run = Run()
     run.go("w0 w1 w2 f0 f1")
     run.next_step(lives_on=False)
-    assert run.stepper.held_peak == N
+    assert run.stepper.holdings.held_peak == N
     run.go("w0")
-    assert run.stepper.held_peak == 2 * N
+    assert run.stepper.holdings.held_peak == 2 * N
 
 
 # On the way out
@@ -466,16 +474,26 @@ def test_the_peak_of_a_step_is_its_own() -> None:
 
 def test_an_item_keeps_its_memory_until_its_copy_out_is_over() -> None:
     run = leaving()
-    assert (run.where, run.stepper.held, run.stepper.leaving, run.stepper.evictable) == ("L", N, N, {})
+    assert (run.where, run.stepper.holdings.held, run.stepper.holdings.leaving, run.stepper.holdings.evictable) == (
+        "L",
+        N,
+        N,
+        {},
+    )
     run.over(0)
-    assert (run.where, run.stepper.held, run.stepper.leaving, run.stepper.evictable) == ("A", 0, 0, {})
+    assert (run.where, run.stepper.holdings.held, run.stepper.holdings.leaving, run.stepper.holdings.evictable) == (
+        "A",
+        0,
+        0,
+        {},
+    )
 
 
 def test_an_item_that_stays_after_all_is_dropped_later_without_another_copy() -> None:
     run = leaving(stays=True)
-    assert (run.where, run.stepper.leaving, run.stepper.evictable.keys()) == ("H", 0, {0})
+    assert (run.where, run.stepper.holdings.leaving, run.stepper.holdings.evictable.keys()) == ("H", 0, {0})
     run.over(0)
-    assert (run.where, run.stepper.held) == ("H", N)
+    assert (run.where, run.stepper.holdings.held) == ("H", N)
     run.stepper.divert(None)
     run.room = 0
     assert run.go("w1") == ["AA"]
@@ -487,7 +505,7 @@ def test_an_item_that_stayed_leaves_with_the_copy_that_is_in_flight_still() -> N
     run.mover.slow = True
     assert run.go("w0 r0 r0") == ["L", "H", "L"]
     run.over(0)
-    assert (run.where, run.copies, run.stepper.held) == ("A", ["out 0"], 0)
+    assert (run.where, run.copies, run.stepper.holdings.held) == ("A", ["out 0"], 0)
 
 
 def test_an_item_that_must_stay_is_passed_over_by_the_rule() -> None:
@@ -527,10 +545,10 @@ def test_an_item_that_is_freed_on_its_way_out_is_held_until_its_copy_is_over(sta
     run = Run(course(4, out(0, 0)))
     run.mover.slow, run.mover.failing = True, failing
     run.go("w0 r0 f0" if stays else "w0 f0")
-    assert (run.where, run.stepper.held, run.stepper.leaving) == ("D", N, 0)
+    assert (run.where, run.stepper.holdings.held, run.stepper.holdings.leaving) == ("D", N, 0)
     assert run.mover.stored == set(), "no one will read it"
     run.over(0)
-    assert (run.where, run.stepper.held, run.mover.forgotten) == ("D", 0, [0])
+    assert (run.where, run.stepper.holdings.held, run.mover.forgotten) == ("D", 0, [0])
 
 
 def test_what_was_freed_does_not_wait_for_older_copies_out() -> None:
@@ -538,15 +556,15 @@ def test_what_was_freed_does_not_wait_for_older_copies_out() -> None:
     run.mover.slow = True
     assert run.go("w0 w1 r1 f1")[-1] == "LD"
     run.over(1)
-    assert (run.where, run.stepper.held, run.mover.forgotten) == ("LD", N, [1])
+    assert (run.where, run.stepper.holdings.held, run.mover.forgotten) == ("LD", N, [1])
 
 
 def test_memory_that_is_being_written_to_outlives_its_item() -> None:
     run = coming()
     assert run.go("f0") == ["DH"]
-    assert (run.stepper.held, run.stepper.evictable.keys(), run.mover.forgotten) == (2 * N, {1}, [])
+    assert (run.stepper.holdings.held, run.stepper.holdings.evictable.keys(), run.mover.forgotten) == (2 * N, {1}, [])
     run.over(0)
-    assert (run.where, run.stepper.held, run.mover.forgotten) == ("DH", N, [0])
+    assert (run.where, run.stepper.holdings.held, run.mover.forgotten) == ("DH", N, [0])
 
 
 @pytest.mark.parametrize("failing", [False, True], ids=["a copy", "a copy that fails"])
@@ -585,8 +603,13 @@ def test_a_copy_out_that_failed_raises_once_and_its_item_is_where_it_was(stays: 
     run.go("w0 r0" if stays else "w0")
     run.over(0)
     with pytest.raises(SpillError, match="broken"):
-        run.stepper.settle()
-    assert (run.where, run.stepper.held, run.stepper.evictable.keys(), run.mover.stored) == ("H", N, {0}, set())
+        run.stepper.holdings.settle()
+    assert (run.where, run.stepper.holdings.held, run.stepper.holdings.evictable.keys(), run.mover.stored) == (
+        "H",
+        N,
+        {0},
+        set(),
+    )
     run.mover.failing = False
     run.go("w1 r0")
     assert run.copies == ["out 0", "out 0"], "the bytes are nowhere else: they have to be copied anew"
@@ -597,7 +620,7 @@ def test_a_copy_out_that_fails_while_it_is_waited_for_raises_and_its_item_is_whe
     run.mover.slow = run.mover.failing = True
     with pytest.raises(SpillError, match="broken"):
         run.go("w0")
-    assert (run.where, run.stepper.held, run.stepper.evictable.keys()) == ("H", N, {0})
+    assert (run.where, run.stepper.holdings.held, run.stepper.holdings.evictable.keys()) == ("H", N, {0})
 
 
 def test_copies_out_give_their_memory_back_in_their_order_and_one_that_failed_does_not_keep_those_behind_it() -> None:
@@ -610,7 +633,7 @@ def test_copies_out_give_their_memory_back_in_their_order_and_one_that_failed_do
     assert run.where == "LL"
     run.over(0)
     with pytest.raises(SpillError):
-        run.stepper.settle()
+        run.stepper.holdings.settle()
     assert run.where == "HA"
 
 
@@ -621,8 +644,8 @@ def test_giving_up_waits_for_all_that_is_in_flight_and_loses_nothing() -> None:
     run.go("w1 w2 r2 f0")
     run.mover.failing = True
     assert run.go("w3") == ["DLHL"]
-    run.stepper.give_up()
-    assert (run.where, run.mover.forgotten, run.stepper.held) == ("DAHH", [0], 2 * N)
+    run.stepper.holdings.give_up()
+    assert (run.where, run.mover.forgotten, run.stepper.holdings.held) == ("DAHH", [0], 2 * N)
     assert run.stepper.items[2].stored
     assert not run.stepper.items[3].stored
 
@@ -641,7 +664,7 @@ def test_state_is_away_from_its_last_access_to_its_first_of_the_next_step(write:
     assert run.go(step) == ["HH", "HH", leaves]
     for _ in range(2):
         run.next_step(cycle)
-        assert (run.where, run.stepper.held) == ("HA", N)
+        assert (run.where, run.stepper.holdings.held) == ("HA", N)
         assert run.go(step) == ["HA", "HC", leaves]
     assert run.copies == ["out 1", *(["back 1", "out 1"] if write else ["back 1"]) * 2]
     assert run.stepper.misses == 0
@@ -669,7 +692,7 @@ def test_a_write_waits_for_the_copy_out_that_is_in_flight_and_throws_it_away(fai
 
 def full_at(run: Run, most: int) -> Run:
     """The device takes nothing back while `most` items are held."""
-    run.mover.is_full = lambda: run.stepper.held >= most * N
+    run.mover.is_full = lambda: run.stepper.holdings.held >= most * N
     return run
 
 
@@ -700,7 +723,7 @@ def test_what_is_on_its_way_back_arrives_and_leaves_for_what_is_read() -> None:
 def test_what_is_read_later_is_not_asked_for_again_while_no_less_is_held() -> None:
     run = Run(course(9, swap(0, 0, 8, 2)))
     asked: list[int] = []
-    run.mover.is_full = lambda: asked.append(run.stepper.held) or True
+    run.mover.is_full = lambda: asked.append(run.stepper.holdings.held) or True
     run.go("w0 w1 w2 w3 w4 h1 h2")
     assert asked == [2 * N]
 

@@ -87,19 +87,19 @@ def those_that_move(trace: Trace, plan: Plan, course: Course, delay: int) -> tup
         mover.now = position
         for index, tensor in enumerate(trace.tensors):
             if tensor.freed == position and index in moving:
-                stepper.free(stepper.items[index])
+                stepper.holdings.free(stepper.items[index])
             elif tensor.freed == position and not tensor.pinned:
                 nbytes -= tensor.nbytes
         before, index = nbytes, access.tensor
         is_new = trace.touches[index][0] == position
         if index not in moving and is_new and not trace.tensors[index].pinned:
             nbytes += trace.tensors[index].nbytes
-        fits = stepper.own + nbytes <= course.cap[position]
+        fits = stepper.holdings.own + nbytes <= course.cap[position]
         if index not in moving and position < due and fits:
             continue
         calls += 1
         stepper.skip_to(position, before)
-        stepper.settle()
+        stepper.holdings.settle()
         stepper.drop_due()
         item = None
         if index in moving:
@@ -110,7 +110,7 @@ def those_that_move(trace: Trace, plan: Plan, course: Course, delay: int) -> tup
                 stepper.require(item)
         stepper.skip_to(position, nbytes)
         stepper.access(item, read=access.kind == "read")
-        assert stepper.held <= max(course.cap[position], course.most_held or 0)
+        assert stepper.holdings.held <= max(course.cap[position], course.most_held or 0)
         due = stepper.next_due
     return mover, stepper, calls
 

@@ -89,7 +89,7 @@ def main(interrupts: int, seed: int, budget: int) -> None:
             "bytes left in the file": session.engine.usage()["file"],
             "passes after": int(after["passes"] or 0) - int(passes or 0),
             "misses after": int(after["misses"] or 0) - int(misses or 0),
-            "held": session._swapper.stepper.held,
+            "held": session._swapper.stepper.holdings.held,
         }
     print(json.dumps(result))
 

@@ -72,29 +72,16 @@ class PaperLink:
         self.bytes.pop(id(slot), None)
 
 
-class Watched(Stepper[LiveRecord]):
-    """Notes how many bytes are held from when on."""
-
-    engine: PaperLink
-    stairs: list[tuple[float, int]]
-
-    def _hold(self, item: LiveRecord) -> None:
-        super()._hold(item)
-        self.stairs.append((self.engine.now, self.held))
-
-    def _unhold(self, item: LiveRecord) -> None:
-        had = item.held
-        super()._unhold(item)
-        if had:
-            self.stairs.append((self.engine.now, self.held))
-
-
-def train(trace: Trace, guide: Guide, link: Link) -> tuple[PaperLink, Watched]:
-    """The pass of `trace` with real tensors, saved, used and let go of as the trace says."""
+def train(trace: Trace, guide: Guide, link: Link) -> tuple[PaperLink, Stepper[LiveRecord], list[tuple[float, int]]]:
+    """The pass of `trace` with real tensors, saved, used and let go of as it says. The bytes held, from when on."""
     engine = PaperLink(link)
     mover = Mover(engine, CPU)  # type: ignore[arg-type]
-    stepper = Watched(mover, room=lambda _: 0)
-    stepper.engine, stepper.stairs = engine, [(0.0, 0)]
+    stairs = [(0.0, 0)]
+
+    def note() -> None:
+        stairs.append((engine.now, stepper.holdings.held))
+
+    stepper: Stepper[LiveRecord] = Stepper(mover, room=lambda _: 0, changed=note)
     recorder = Recorder(CpuDevice(), measure=False, timed=False)
     under_way = Pass(stepper, mover, recorder, guide, choose=lambda keys: None, rounds=Rounds())
     records: dict[int, LiveRecord] = {}
@@ -106,7 +93,7 @@ def train(trace: Trace, guide: Guide, link: Link) -> tuple[PaperLink, Watched]:
             if tensor.freed == at:
                 records[index].views.clear()
                 under_way.free(records[index])
-        stepper.settle()
+        stepper.holdings.settle()
         stepper.drop_due()
         for index in [index for index in in_hand if until[index] <= at]:
             del in_hand[index]
@@ -131,7 +118,7 @@ def train(trace: Trace, guide: Guide, link: Link) -> tuple[PaperLink, Watched]:
             under_way.save(record, writes=False)
     engine.now += trace.tail
     assert under_way.guide is guide
-    return engine, stepper
+    return engine, stepper, stairs
 
 
 def saves(trace: Trace, index: int) -> list[int]:
@@ -149,11 +136,11 @@ def agree(traces: ModuleType, data: st.DataObject) -> None:
     keys = [(access.kind, access.tensor, trace.tensors[access.tensor].nbytes) for access in trace.accesses]
     link = data.draw(traces.LINKS)  # another than the one that was planned for
     foreseen = simulate(trace, plan, link, most_held=plan.forecast.held_peak)
-    engine, stepper = train(trace, Guide(keys, trace, plan), link)
+    engine, stepper, stairs = train(trace, Guide(keys, trace, plan), link)
     ours = [(span.lane, span.start, span.end, span.nbytes) for span in foreseen.spans if span.lane in ("out", "back")]
     assert engine.spans == ours
-    assert tuple(stepper.stairs) == foreseen.held
-    assert (stepper.held_peak, stepper.misses) == (foreseen.held_peak, foreseen.misses)
+    assert tuple(stairs) == foreseen.held
+    assert (stepper.holdings.held_peak, stepper.misses) == (foreseen.held_peak, foreseen.misses)
     assert engine.now == pytest.approx(foreseen.seconds)
 
 

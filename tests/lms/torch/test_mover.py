@@ -44,13 +44,13 @@ class Run:
 
     def send(self, record: LiveRecord) -> None:
         """The rule has the record leave, and does not wait for it."""
-        self.room = self.stepper.held
+        self.room = self.stepper.holdings.held
         self.stepper.access(record, read=False)
 
     def away(self, tensor: Tensor | None = None) -> LiveRecord:
         record = self.saved(tensor)
         self.send(record)
-        self.stepper.settle()
+        self.stepper.holdings.settle()
         assert record.state is State.AWAY
         return record
 
@@ -63,11 +63,11 @@ class Run:
     def die(self, record: LiveRecord) -> None:
         """The record's last handle ends, as in the swapper."""
         record.views.clear()
-        self.stepper.free(record)
+        self.stepper.holdings.free(record)
 
     @property
     def counted(self) -> tuple[int, int]:
-        return self.stepper.held, self.mover.storages.present
+        return self.stepper.holdings.held, self.mover.storages.present
 
 
 @pytest.fixture
@@ -91,7 +91,7 @@ def test_a_record_that_leaves_keeps_its_memory_until_its_copy_is_over(run: Run, 
     assert (record.state, run.counted) == (State.LEAVING, (N, N))
     assert (run.mover.counters.out, run.mover.log) == (N, [("out", 0, record.departure)])
     record.departure.over = True
-    run.stepper.settle()
+    run.stepper.holdings.settle()
     assert (record.state, run.counted) == (State.AWAY, (0, 0))
 
 
@@ -110,7 +110,7 @@ def test_a_record_that_was_changed_in_place_stays(others: int, run: Run, tier: o
     record.views += [View(tensor.data)] * others  # the same bytes, and a version counter of its own
     tensor.add_(1)
     run.send(record)
-    assert (record.state, tier.offloads, run.stepper.held) == (State.HERE, [], N)
+    assert (record.state, tier.offloads, run.stepper.holdings.held) == (State.HERE, [], N)
 
 
 def test_a_record_without_a_view_stays(run: Run, tier: object) -> None:
@@ -129,8 +129,8 @@ def test_what_changes_in_place_while_its_copy_out_is_in_flight_leaves_and_its_us
     run.send(record)
     tensor.add_(1)
     record.departure.over = True
-    run.stepper.settle()
-    assert (record.state, run.stepper.held) == (State.AWAY, 0)
+    run.stepper.holdings.settle()
+    assert (record.state, run.stepper.holdings.held) == (State.AWAY, 0)
     with pytest.raises(RuntimeError, match=r"ByteTensor \[64\]\] is at version 1; expected version 0"):
         record.views[0].check()
 
@@ -163,9 +163,9 @@ def test_a_record_that_came_back_is_dropped_without_a_copy(run: Run, tier: objec
 
 def test_copies_of_records_that_were_left_behind_are_no_part_of_the_pass(run: Run) -> None:
     record = run.saved()
-    run.stepper.leave_behind(record)
+    run.stepper.holdings.leave_behind(record)
     run.send(record)
-    run.stepper.settle()
+    run.stepper.holdings.settle()
     run.stepper.require(record)
     assert (run.mover.counters.out, run.mover.counters.back, run.mover.log) == (N, N, [])
 

@@ -265,7 +265,7 @@ def test_after_an_error_of_the_tier_the_next_step_begins_afresh(
         session.stats()
         # The error of a copy out that fails is raised before the next access is looked at.
         assert [one.recorder.broken for one in finished].count(True) == (0 if how == "full" else 3)
-    assert session._swapper.stepper.held == 0
+    assert session._swapper.stepper.holdings.held == 0
     assert not tier.slots
 
 

@@ -58,11 +58,11 @@ class Run:
         record.views.append(View(tensor))
         del tensor, storage
         run.save(record, writes=is_new)
-        run.recorder.leave(self.stepper.held, self.mover.storages.present)
+        run.recorder.leave(self.stepper.holdings.held, self.mover.storages.present)
         return record
 
     def _one(self, kind: str, index: int) -> str:
-        self.stepper.settle()
+        self.stepper.holdings.settle()
         run = self.under_way
         if kind == "w":
             self.save(torch.zeros(N, dtype=torch.uint8))
@@ -75,11 +75,11 @@ class Run:
             if record.flat is not None:
                 record.views[0].fill(record.flat)
             run.use(record, 1)
-            run.recorder.leave(self.stepper.held, self.mover.storages.present)
+            run.recorder.leave(self.stepper.holdings.held, self.mover.storages.present)
         else:
             run.records[index].views.clear()
             run.free(run.records[index])
-        self.stepper.settle()
+        self.stepper.holdings.settle()
         return "".join(record.state.name[0] for record in run.records.values())
 
     def finish(self) -> Finished:
@@ -155,7 +155,7 @@ def test_what_the_plan_knows_to_be_pinned_is_not_held_and_another_in_its_place_i
     run = Run(tier, room=0)
     run.begin(guide_of("w0 w1 r1 r0", pinned=frozenset({0})))
     run.go("w0 w1")
-    assert run.stepper.held == N
+    assert run.stepper.holdings.held == N
     assert run.go("r0") == ["HA"], "not as the plan has it: by the rule from here on, which leaves no room"
     assert run.under_way.recorder.foreseen == [True, False]
     run.begin(guide_of("w0 r0", pinned=frozenset({0})))

@@ -147,7 +147,7 @@ def test_what_was_changed_and_is_never_used_takes_no_room(lms: Make, tier: objec
             with torch.no_grad():
                 x.zero_()
             loss = x + torch.exp(w * 2.0)
-        assert session._swapper.stepper.held <= 2 * N
+        assert session._swapper.stepper.holdings.held <= 2 * N
         del x, loss
 
 
@@ -266,7 +266,7 @@ def test_a_record_brought_ahead_in_vain_can_leave_again(lms: Make, tier: object)
         torch.autograd.grad(branch, w)  # brings some of `old` ahead, by the rule
         for _ in range(3):
             loss = chain(w, 20)
-            assert session._swapper.stepper.held <= 9 * N
+            assert session._swapper.stepper.holdings.held <= 9 * N
             gradient(w, loss)
         assert torch.equal(gradient(w, old), gradient(*(lambda v: (v, chain(v, 12)))(leaf())))
 
@@ -289,7 +289,7 @@ def test_a_tier_that_takes_no_more_raises_in_that_step_and_the_next_step_works(
             setattr(tier, how, False)
             assert torch.equal(gradient(w, chain(w)), plain_gradient())
         session.stats()
-    assert session._swapper.stepper.held == 0
+    assert session._swapper.stepper.holdings.held == 0
 
 
 def test_a_write_that_fails_late_never_gives_wrong_bytes(lms: Make, tier: object, live: Live) -> None:

@@ -109,7 +109,7 @@ def test_a_device_that_is_out_of_memory_for_copies_back_changes_no_bit(
     reload, refused = CpuEngine.reload, []
 
     def reload_if_nothing_is_held(self: CpuEngine, slot: object) -> object:
-        if lms.torch.session._open._swapper.stepper.held:
+        if lms.torch.session._open._swapper.stepper.holdings.held:
             refused.append(slot)
             raise torch.OutOfMemoryError("CUDA out of memory")
         return reload(self, slot)

@@ -41,8 +41,8 @@ def replay(
         reach(position)
         for item in freed.get(position, ()):
             if not item.pinned:
-                stepper.free(item)
-        stepper.settle()
+                stepper.holdings.free(item)
+        stepper.holdings.settle()
         stepper.drop_due()
         item = items[access.tensor]
         if position == trace.touches[item.index][0] and trace.tensors[item.index].freed is not None:
@@ -50,7 +50,7 @@ def replay(
         elif access.kind != "hold" and not item.pinned:
             stepper.require(item)
             if access.kind == "write":
-                stepper.write(item)
+                stepper.holdings.write(item)
         stepper.access(item, read=access.kind == "read")
     return items
 
@@ -59,6 +59,6 @@ def end_step(trace: Trace, stepper: Stepper[Item], items: Sequence[Item]) -> Non
     """Before the next step: free the tensors that end with this one, and drop those that its last access asked for."""
     for item, tensor in zip(items, trace.tensors, strict=True):
         if tensor.freed == len(trace.accesses) and not item.pinned:
-            stepper.free(item)
-    stepper.settle()
+            stepper.holdings.free(item)
+    stepper.holdings.settle()
     stepper.drop_due()

@@ -111,7 +111,7 @@ class _Simulation(Mover[Item]):
         self.moved: dict[Lane, int] = {"out": 0, "back": 0}
         self.spans: list[Span] | None = [] if self.picture else None
         self.stairs: list[tuple[float, int]] = [(0.0, 0)] if self.picture else []
-        if self.picture and self.stepper.held:
+        if self.picture and self.stepper.holdings.held:
             self._note_held()
         self.resident_peak = 0
 
@@ -131,7 +131,7 @@ class _Simulation(Mover[Item]):
             stall_in=self.stalls["back"],
             busy_out=self.busy["out"],
             busy_in=self.busy["back"],
-            held_peak=stepper.held_peak,
+            held_peak=stepper.holdings.held_peak,
             resident_peak=self.resident_peak,
             out=self.moved["out"],
             back=self.moved["back"],
@@ -151,7 +151,7 @@ class _Simulation(Mover[Item]):
 
     def _compute(self, seconds: float, other: int) -> None:
         if other:
-            self.resident_peak = max(self.resident_peak, other + self.stepper.held + self.lingering_bytes)
+            self.resident_peak = max(self.resident_peak, other + self.stepper.holdings.held + self.lingering_bytes)
         if seconds > 0:
             self._draw("compute", self.clock.now, self.clock.now + seconds)
             self.clock.now += seconds
@@ -161,7 +161,7 @@ class _Simulation(Mover[Item]):
             self.spans.append(Span(lane, start - self.began, end - self.began, nbytes, record))
 
     def _note_held(self) -> None:
-        self.stairs.append((self.clock.now - self.began, self.stepper.held))
+        self.stairs.append((self.clock.now - self.began, self.stepper.holdings.held))
 
     # The stepper's mover
 

@@ -79,7 +79,7 @@ class _Worst(Mover[Item]):
     def run(self) -> StaticSchedule:
         """Follow the trace to its end."""
         replay(self.trace, self.course, self.stepper, self._reach)
-        return StaticSchedule(tuple(self.outs), tuple(self.backs), self.stepper.held_peak)
+        return StaticSchedule(tuple(self.outs), tuple(self.backs), self.stepper.holdings.held_peak)
 
     def _reach(self, position: int) -> None:
         self.position = position

@@ -1,20 +1,18 @@
 #include "pager.h"
 
 #include <sys/mman.h>
-#include <ucontext.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
-#include <csignal>
 #include <cstdio>
-#include <cstdlib>
-#include <cstring>
 #include <iterator>
 #include <limits>
 #include <new>
 #include <utility>
+
+#include "faults.h"
 
 namespace lms {
 namespace {
@@ -24,83 +22,13 @@ constexpr std::size_t kSpare = 2 * Pager::kPiece;  // bytes that stay free for b
 constexpr std::size_t kAhead = 4;                  // pieces that may be on their way back: enough to keep a disk busy
 constexpr std::chrono::milliseconds kDrop(10);     // how long pages that system calls read from the file may stay
 
-// Both move all bytes or return an errno.
-int write_all(int file, const char* from, std::size_t nbytes, std::uint64_t offset) {
-    while (nbytes > 0) {
-        const ssize_t done = pwrite(file, from, nbytes, static_cast<off_t>(offset));
-        if (done < 0 && errno == EINTR) continue;
-        if (done <= 0) return done < 0 ? errno : EIO;
-        from += done, offset += static_cast<std::uint64_t>(done), nbytes -= static_cast<std::size_t>(done);
-    }
-    return 0;
-}
-
-int read_all(int file, char* to, std::size_t nbytes, std::uint64_t offset) {
-    while (nbytes > 0) {
-        const ssize_t done = pread(file, to, nbytes, static_cast<off_t>(offset));
-        if (done < 0 && errno == EINTR) continue;
-        if (done <= 0) return done < 0 ? errno : EIO;
-        to += done, offset += static_cast<std::uint64_t>(done), nbytes -= static_cast<std::size_t>(done);
-    }
-    return 0;
-}
-
-[[noreturn]] void die(const char* what, std::size_t nbytes, int error) {
-    std::fprintf(stderr, "lms: error: %s: %zu bytes that were swapped out: %s\n", what, nbytes, std::strerror(error));
-    std::abort();
-}
-
-Pager* the_pager = nullptr;
-struct sigaction former;
-
-void on_fault(int signal, siginfo_t* info, void* context) {
-    const int error = errno;
-#ifdef __x86_64__
-    const bool writes = (static_cast<ucontext_t*>(context)->uc_mcontext.gregs[REG_ERR] & 2) != 0;
-#else
-    const bool writes = true;
-#endif
-    if (info->si_code > 0 && the_pager->fault(static_cast<char*>(info->si_addr), writes)) {
-        errno = error;
-        return;
-    }
-    if (info->si_code <= 0) {  // a process sent it, or a handler that was called from here
-        std::signal(SIGSEGV, SIG_DFL);
-        std::raise(SIGSEGV);
-        return;
-    }
-    if ((former.sa_flags & SA_SIGINFO) != 0) {
-        former.sa_sigaction(signal, info, context);
-    } else if (former.sa_handler != SIG_DFL && former.sa_handler != SIG_IGN) {
-        former.sa_handler(signal);
-    } else {
-        sigaction(SIGSEGV, &former, nullptr);  // the access that faulted is tried again, and ends the process
-    }
-}
-
-bool is_installed() {
-    struct sigaction found{};
-    sigaction(SIGSEGV, nullptr, &found);
-    return (found.sa_flags & SA_SIGINFO) != 0 && found.sa_sigaction == on_fault;
-}
-
-// The handler that was installed last is called first: take the place again if another took it.
-void install(Pager* pager) {
-    the_pager = pager;
-    struct sigaction ours{};
-    ours.sa_sigaction = on_fault;
-    ours.sa_flags = SA_SIGINFO | SA_ONSTACK;
-    sigemptyset(&ours.sa_mask);
-    if (!is_installed()) sigaction(SIGSEGV, &ours, &former);
-}
-
 }  // namespace
 
 Pager::Pager(PagePool& pool) : pool_(pool), recent_(std::max(8U, 2 * std::thread::hardware_concurrency())) {}
 
 void Pager::start() {
     const Lock lock(mutex_);
-    install(this);
+    lms::take_faults(this);
     usage_.failed = 0;
     if (running_) return;
     running_ = true;
@@ -170,7 +98,7 @@ bool Pager::forget(char* address) {
         end += piece.nbytes;
         usage_.tracked -= piece.nbytes;
         if (piece.state == State::kClean || piece.state == State::kDirty) {
-            piece.state = allow(piece, PROT_READ | PROT_WRITE) ? State::kDirty : State::kClean;
+            piece.state = piece.allow(PROT_READ | PROT_WRITE) ? State::kDirty : State::kClean;
         }
         whole = whole && piece.state == State::kDirty;
         if (piece.state != State::kAway && piece.state != State::kLost) {
@@ -199,12 +127,12 @@ bool Pager::has_blocks(int file) const {
 
 void Pager::take_faults() {
     const Lock lock(mutex_);
-    install(this);
+    lms::take_faults(this);
 }
 
 void Pager::leave_faults() {
     const Lock lock(mutex_);
-    if (is_installed()) sigaction(SIGSEGV, &former, nullptr);
+    lms::leave_faults();
 }
 
 void Pager::keep(std::size_t nbytes, bool fills) {
@@ -219,7 +147,7 @@ void Pager::let_read(bool begins) {
     if (!begins && readers_ == 0) return;  // the parent of this process began
     if (begins ? readers_++ == 0 : --readers_ == 0) {
         for (const Piece& piece : pieces_) {
-            if (piece.state == State::kAway) unmap(piece);
+            if (piece.state == State::kAway) piece.unmap(readers_ > 0);
         }
         changed_.notify_all();
     }
@@ -261,7 +189,7 @@ void Pager::expect(const std::uint32_t* pieces, const std::uint32_t* positions, 
 
 void Pager::reach(std::uint32_t position) {
     const Lock lock(mutex_);
-    if (running_) install(this);
+    if (running_) lms::take_faults(this);
     position_ = position;
     // If all is in memory and may stay, the threads have nothing to do. They look at all pieces as they wake.
     if (usage_.resident != usage_.tracked || usage_.resident > room(kSpare)) changed_.notify_all();
@@ -282,7 +210,7 @@ bool Pager::fault(char* address, bool writes) {
     if (address >= piece.address + piece.nbytes) return false;
     if (piece.state == State::kClean || piece.state == State::kDirty) {
         if (piece.state == State::kClean && !writes) return true;  // it came meanwhile
-        if (!allow(piece, PROT_READ | PROT_WRITE)) die("mprotect", piece.nbytes, errno);
+        if (!piece.allow(PROT_READ | PROT_WRITE)) die("mprotect", piece.nbytes, errno);
         if (piece.state == State::kClean) piece.written_for = piece.came_for;
         piece.state = State::kDirty;
         return true;
@@ -312,7 +240,7 @@ void Pager::in_child() {
     for (Piece& piece : pieces_) {
         piece.file = -1;
         if (piece.state == State::kLeaving) {
-            if (piece.lifted != nullptr) lay_back(piece);
+            if (piece.lifted != nullptr) piece.lay_back();
             piece.state = State::kDirty;
         }
         if (piece.state == State::kComing) {
@@ -320,7 +248,7 @@ void Pager::in_child() {
             pool_.left(piece.nbytes);
         }
         if (piece.state == State::kComing || piece.state == State::kAway) {
-            allow(piece, PROT_NONE);  // a save may have made it readable
+            piece.allow(PROT_NONE);  // a save may have made it readable
             piece.state = State::kLost;
         }
     }
@@ -339,11 +267,11 @@ void Pager::bring(Lock& lock, Piece& piece, std::uint32_t use) {
     void* const pages = pool_.take_pages(nbytes, piece.address);
     if (pages == nullptr) die("no memory", nbytes, ENOMEM);
     lock.unlock();
-    if (!fill(piece, pages, writable)) {
+    if (!piece.fill(pages, writable)) {
         // A library split the mapping, by madvise or mlock, and the system moves only one at once.
         munmap(pages, nbytes);
         void* const fresh = mmap(nullptr, nbytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-        if (fresh == MAP_FAILED || !fill(piece, fresh, writable)) die("mremap", nbytes, errno);
+        if (fresh == MAP_FAILED || !piece.fill(fresh, writable)) die("mremap", nbytes, errno);
     }
     lock.lock();
     piece.state = writable ? State::kDirty : State::kClean;
@@ -352,43 +280,31 @@ void Pager::bring(Lock& lock, Piece& piece, std::uint32_t use) {
     changed_.notify_all();
 }
 
-// Read a piece into `pages` and move them to its place. They become `writable` if the system does not make them
-// read-only. False if it does not move them.
-bool Pager::fill(const Piece& piece, void* pages, bool& writable) {
-    const std::size_t nbytes = piece.nbytes;
-    if (const int error = read_all(piece.file, static_cast<char*>(pages), nbytes, piece.offset)) {
-        die("reading the spill file failed", nbytes, error);
-    }
-    writable = writable || mprotect(pages, nbytes, PROT_READ) != 0;
-    return mremap(pages, nbytes, nbytes, MREMAP_MAYMOVE | MREMAP_FIXED, piece.address) != MAP_FAILED;
-}
-
 // Write a piece's pages, unless the file has them, and give them back. False if the disk takes no more, or if the
 // system refuses to change the access.
 bool Pager::evict(Lock& lock, Piece& piece) {
-    piece.lifted = readers_ == 0 && pool_.wants(piece.nbytes) ? lift(piece) : nullptr;
+    if (readers_ == 0 && pool_.wants(piece.nbytes)) piece.lift();
     if (piece.state == State::kDirty) {
-        if (piece.lifted == nullptr && !allow(piece, PROT_READ)) return false;
+        if (piece.lifted == nullptr && !piece.allow(PROT_READ)) return false;
         piece.state = State::kLeaving;
         lock.unlock();
-        const void* const pages = piece.lifted != nullptr ? piece.lifted : piece.address;
-        const int error = write_all(piece.file, static_cast<const char*>(pages), piece.nbytes, piece.offset);
+        const int error = piece.write(piece.lifted != nullptr ? piece.lifted : piece.address);
         lock.lock();
         changed_.notify_all();
         if (error != 0) {
             usage_.failed = static_cast<std::uint64_t>(error);
             piece.state = State::kDirty;
             if (piece.lifted != nullptr) {
-                lay_back(piece);
+                piece.lay_back();
             } else {
-                allow(piece, PROT_READ | PROT_WRITE);  // or else the next fault does it
+                piece.allow(PROT_READ | PROT_WRITE);  // or else the next fault does it
             }
             return false;
         }
         usage_.out += piece.nbytes;
     }
-    if (!unmap(piece) && piece.lifted == nullptr) {
-        if (!allow(piece, PROT_READ)) die("mprotect", piece.nbytes, errno);
+    if (!piece.unmap(readers_ > 0) && piece.lifted == nullptr) {
+        if (!piece.allow(PROT_READ)) die("mprotect", piece.nbytes, errno);
         piece.state = State::kClean;
         return false;
     }
@@ -402,44 +318,6 @@ bool Pager::evict(Lock& lock, Piece& piece) {
     changed_.notify_all();
     return true;
 }
-
-// Give back the pages of a piece whose bytes are in the file. A fresh mapping over it takes all access at once, or maps
-// the file during a save. Neighbours become one mapping. False if the system refuses.
-bool Pager::unmap(const Piece& piece) const {
-    const bool reads = readers_ > 0;
-    return mmap(piece.address, piece.nbytes, reads ? PROT_READ : PROT_NONE,
-                MAP_PRIVATE | MAP_FIXED | (reads ? 0 : MAP_ANONYMOUS), reads ? piece.file : -1,
-                reads ? static_cast<off_t>(piece.offset) : 0) != MAP_FAILED;
-}
-
-// Revoke the access to a piece and move its pages to an address of their own. There they are writable, and the pool
-// hands them out again. That is faster than new pages, because the system clears those first. Null if the pages stay;
-// the access may be revoked then.
-void* Pager::lift(Piece& piece) {
-#ifdef MREMAP_DONTUNMAP
-    if (!allow(piece, PROT_NONE)) return nullptr;
-    // The addresses stay mapped, with no pages behind them. No thread sees those, because it has no access.
-    void* const pages = mremap(piece.address, piece.nbytes, piece.nbytes, MREMAP_MAYMOVE | MREMAP_DONTUNMAP, nullptr);
-    if (pages == MAP_FAILED) return nullptr;  // there are several mappings, or the system is older than Linux 5.7
-    if (mprotect(pages, piece.nbytes, PROT_READ | PROT_WRITE) == 0) return pages;
-    piece.lifted = pages;
-    lay_back(piece);
-#else
-    static_cast<void>(piece);
-#endif
-    return nullptr;
-}
-
-// Move lifted pages back to their piece.
-void Pager::lay_back(Piece& piece) {
-    void* const pages = std::exchange(piece.lifted, nullptr);
-    if (mremap(pages, piece.nbytes, piece.nbytes, MREMAP_MAYMOVE | MREMAP_FIXED, piece.address) == MAP_FAILED) {
-        die("mremap", piece.nbytes, errno);
-    }
-}
-
-// Set the access to a piece in its place. False if the system refuses: there are too many mappings, for example.
-bool Pager::allow(const Piece& piece, int access) { return mprotect(piece.address, piece.nbytes, access) == 0; }
 
 // Bytes that may be in memory, if the pool hands out `handed` more.
 std::size_t Pager::room(std::size_t handed) const {
@@ -477,7 +355,7 @@ std::uint32_t Pager::distance(const Piece& piece) const {
 }
 
 // The piece that is away and used first, if few are on their way back.
-Pager::Piece* Pager::next_back(std::uint32_t* at) {
+Piece* Pager::next_back(std::uint32_t* at) {
     if (length_ == 0) return nullptr;
     Piece* best = nullptr;
     std::uint32_t nearest = kNever;
@@ -500,7 +378,7 @@ Pager::Piece* Pager::next_back(std::uint32_t* at) {
 
 // The piece in memory that is used last, if that is later than `than` positions from here. Reading ahead does not evict
 // what will soon be freed.
-Pager::Piece* Pager::next_out(std::uint32_t than, bool reads_ahead) {
+Piece* Pager::next_out(std::uint32_t than, bool reads_ahead) {
     Piece* best = nullptr;
     std::uint32_t farthest = 0;
     for (Piece& piece : pieces_) {

@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "page_pool.h"
+#include "piece.h"
 
 namespace lms {
 
@@ -98,23 +99,7 @@ class Pager {
     void in_child();
 
   private:
-    enum class State { kEmpty, kDirty, kClean, kLeaving, kAway, kComing, kLost };
-
-    struct Piece {
-        char* address = nullptr;
-        std::size_t nbytes = 0;
-        std::uint64_t offset = 0;
-        int file = -1;  // none: it stays
-        State state = State::kEmpty;
-        bool begins = false;  // a block begins with it
-        bool transient = false;
-        void* lifted = nullptr;                // where its pages are while it leaves, if that is not its address
-        std::uint32_t came_for = 0;            // the use that it last came back for
-        std::uint32_t written_for = 0;         // the last of these after which it was written to
-        std::uint64_t touched = 0;             // when it last came or was made, by a counter
-        std::vector<std::uint32_t> positions;  // of its uses
-    };
-
+    using State = Piece::State;
     using Lock = std::unique_lock<std::mutex>;
 
     bool has_blocks(int file) const;
@@ -124,11 +109,6 @@ class Pager {
     bool evict(Lock& lock, Piece& piece);
     void make_room(Lock& lock, std::size_t nbytes, std::size_t handed = 0);
     std::size_t room(std::size_t handed) const;
-    bool fill(const Piece& piece, void* pages, bool& writable);
-    static bool allow(const Piece& piece, int access);
-    bool unmap(const Piece& piece) const;
-    void* lift(Piece& piece);
-    void lay_back(Piece& piece);
     Piece* next_back(std::uint32_t* distance);
     Piece* next_out(std::uint32_t than, bool reads_ahead);
     std::uint32_t next_use(const Piece& piece) const;

@@ -26,27 +26,18 @@
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
+#include "led_pass.h"
+
+namespace lms {
 namespace {
 
-using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;
-using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
-
 constexpr int kOldBackwards = 64;  // OLD_BACKWARDS of lms.core.turns
-
-// An access is coded as 4 times its record plus one of these: lms.core.guide.
-enum Kind : std::int64_t { kWrite, kHold, kRead };
-
-double now() {  // time.perf_counter()
-    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
 
 // Shares the storage and the version counter, and has no history.
 at::Tensor detached(const at::Tensor& tensor) {
@@ -61,6 +52,8 @@ bool same_counter(const at::Tensor& one, const at::Tensor& other) {
     const auto& of = torch::autograd::impl::version_counter;
     return std::memcmp(static_cast<const void*>(&of(one)), static_cast<const void*>(&of(other)), sizeof(Version)) == 0;
 }
+
+}  // namespace
 
 class Hooks;
 
@@ -80,83 +73,6 @@ struct Saved {
 };
 
 PyTypeObject* saved_type = nullptr;  // once the module is initialised
-
-struct Key {
-    const void* storage;
-    std::uint32_t version;
-
-    bool operator==(const Key&) const = default;
-};
-
-struct KeyHash {
-    std::size_t operator()(const Key& key) const {
-        return std::hash<const void*>()(key.storage) ^ (std::size_t{key.version} << 48);
-    }
-};
-
-struct Record {
-    Key key;
-    WeakStorage storage;          // a weak reference, so that no other storage gets this one's address
-    WeakTensor handed;            // the tensor that its last use was given; none if the record moves
-    std::vector<Saved*> saved{};  // oldest first; none if the record moves
-    std::ptrdiff_t freed = -1;    // the access before which its last saved tensor ended
-    bool waiting = false;         // it was not used since it was saved
-    bool judged = false;          // `owned` is known
-    bool owned = false;           // the script had the storage when the record was freed
-};
-
-// The pass that C++ leads.
-struct Led {
-    // The plan. For each access its code, and the most bytes that may be held after it. For each record its bytes,
-    // whether another owner keeps it anyway, and whether it moves.
-    std::vector<std::int64_t> codes, cap, sizes;
-    std::vector<bool> pinned, moves;
-
-    // What Python said last.
-    std::int64_t held_moving = 0;  // bytes held by records that move, and by copies in flight
-    std::size_t wake = 0;          // from this access on each one is Python's
-
-    // The facts so far.
-    std::vector<Record> records;
-    std::vector<int> tasks;                // for each access the number of its backward; -1 if it is no read
-    std::vector<double> marks;             // entry and exit of each hook, if the pass is timed
-    std::vector<std::int64_t> held_after;  // bytes held after each access, if the pass is timed
-    std::int64_t held = 0;                 // bytes of records that do not move
-    std::int64_t held_peak = 0;            // bytes of all
-    std::uint64_t last_use = 0;            // the sequence number at the last read
-    bool pending = false;                  // the last access is noted, and Python has its part yet to do
-    bool timed = false;
-
-    // Derived from that.
-    std::unordered_map<Key, std::size_t, KeyHash> live;  // records by storage and version
-    std::size_t waiting = 0;                             // live records that were not used since they were saved
-    std::size_t live_moving = 0;                         // live records that move
-    int backwards = 0, backward = -1;
-
-    bool over() const { return live.empty() && !tasks.empty(); }
-
-    // Whether this is the plan's next access, and Python attends it or need not: `more` bytes fit, and nothing is due.
-    bool expects(std::size_t record, Kind kind, std::int64_t more, bool attended) const {
-        const std::size_t at = tasks.size();
-        if (at >= codes.size() || codes[at] != static_cast<std::int64_t>(4 * record + kind)) return false;
-        return attended || (at < wake && !moves[record] && held + held_moving + more <= cap[at]);
-    }
-
-    void set_waiting(Record& record, bool is) {
-        waiting += is;
-        waiting -= record.waiting;
-        record.waiting = is;
-    }
-
-    void accessed(int task, double began, bool attended) {
-        tasks.push_back(task);
-        pending = attended;
-        if (!timed) return;
-        held_after.push_back(held + held_moving);
-        marks.push_back(began);
-        marks.push_back(now());
-    }
-};
 
 class Hooks {
   public:
@@ -474,6 +390,8 @@ class Hooks {
     std::uint64_t pass_ = 0;  // passes that Python has taken over
 };
 
+namespace {
+
 void dealloc(PyObject* object) {
     auto* saved = reinterpret_cast<Saved*>(object);
     PyTypeObject* type = Py_TYPE(object);
@@ -544,8 +462,10 @@ void collectable(PyHeapTypeObject* heap) {
 }
 
 }  // namespace
+}  // namespace lms
 
 PYBIND11_MODULE(native_hooks, module) {
+    using namespace lms;
     PyType_Slot slots[] = {
         {Py_tp_dealloc, reinterpret_cast<void*>(dealloc)}, {Py_tp_getset, saved_fields}, {0, nullptr}};
     PyType_Spec spec = {"native_hooks.Saved", sizeof(Saved), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,

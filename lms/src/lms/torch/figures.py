@@ -35,7 +35,7 @@ def figures(
         peak=planner.peaks.most,
         saved=planner.client.wanted,
         recorded=swapper.recorded,
-        held_peak=max(planner.held_peak, swapper.stepper.held_peak),
+        held_peak=max(planner.held_peak, swapper.stepper.holdings.held_peak),
         largest=trace.largest if trace is not None else 0,
         swapped_out=counters.out,
         swapped_in=counters.back,

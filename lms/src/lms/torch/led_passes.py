@@ -90,23 +90,23 @@ class LedPasses:
         stepper.skip_to(position, native.held)
         if not stepper.exceeds:
             stepper.access(record, read=read)
-            native.leave(stepper.own, stepper.next_due)
+            native.leave(stepper.holdings.own, stepper.next_due)
             return
         # Now all records may have to leave, so Python must know them all.
-        native.leave(stepper.own, 0)
+        native.leave(stepper.holdings.own, 0)
         over = self.take_over()
         assert not over
         run.recorder.reenter()
         stepper.position = position
         stepper.access(run.records[run.recorder.order[position]], read=read)
-        run.recorder.leave(stepper.held, self._storages.present)
+        run.recorder.leave(stepper.holdings.held, self._storages.present)
 
     def free(self, record: LiveRecord) -> None:
         """The last handle on `record`, which moves, is gone."""
         try:
-            self._stepper.free(record)
+            self._stepper.holdings.free(record)
         finally:
-            self._native.free(record.index, self._stepper.own)
+            self._native.free(record.index, self._stepper.holdings.own)
 
     def take_over(self) -> bool:
         """Python takes the pass over from C++. Returns whether the pass is over."""

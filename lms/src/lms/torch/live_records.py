@@ -55,7 +55,7 @@ class LiveRecords:
             return False
         if record.stored:
             self._stepper.require(record)
-            self._stepper.write(record)
+            self._stepper.holdings.write(record)
         return True
 
     def handle(self, record: LiveRecord, view: View) -> Handle:

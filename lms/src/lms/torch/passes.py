@@ -78,7 +78,7 @@ class Pass:
     def free(self, record: LiveRecord) -> None:
         """The last handle on `record` is gone."""
         self._note_end(record.index)
-        self.stepper.free(record)
+        self.stepper.holdings.free(record)
 
     def _note_end(self, record: int) -> None:
         self.live -= 1
@@ -113,8 +113,8 @@ class Pass:
         """
         recorder, guide, stepper = self.recorder, self.guide, self.stepper
         assert guide is not None
-        moving = stepper.items
-        held_peak = max(stepper.held_peak, led.held_peak)
+        moving, holdings = stepper.items, stepper.holdings
+        held_peak = max(holdings.held_peak, led.held_peak)
         recorder.marks += led.marks
         recorder.held += led.held
         recorder.cut(len(led.freed))
@@ -125,7 +125,7 @@ class Pass:
         if len(led.tasks) == len(guide.keys) and -1 not in led.freed:
             recorder.kinds, recorder.order = [key[0] for key in guide.keys], [key[1] for key in guide.keys]
             recorder.freed = led.freed
-            stepper.held_peak = held_peak
+            holdings.held_peak = held_peak
             return {}
         stepper.items = {}
         stepper.skip_to(len(led.tasks), 0)
@@ -136,7 +136,7 @@ class Pass:
             for index in ends[position]:
                 self._note_end(index)
                 if index not in moving:
-                    stepper.free(stepper.items[index])
+                    holdings.free(stepper.items[index])
             if position == len(led.tasks):
                 break
             kind, index, nbytes = guide.keys[position]
@@ -152,8 +152,8 @@ class Pass:
                 if index not in moving:
                     self.require(stepper.items[index])
             recorder.access(kind, index)
-        stepper.evictable = dict(sorted(stepper.evictable.items()))  # as if they had come in their order
-        stepper.held_peak = held_peak
+        holdings.evictable = dict(sorted(holdings.evictable.items()))  # as if they had come in their order
+        holdings.held_peak = held_peak
         return stepper.items
 
     def finish(self) -> Finished:
@@ -166,7 +166,7 @@ class Pass:
             self.recorder,
             guide if whole else None,
             counters,
-            self.stepper.held_peak,
+            self.stepper.holdings.held_peak,
             guide.plan if guide is not None and whole else None,
         )
         self.stepper.begin(None)

@@ -200,7 +200,7 @@ class SavedTensorSwapper:
         with self.lock:
             self._take_over()
             self._drain()
-            self.stepper.give_up()
+            self.stepper.holdings.give_up()
             idle = self._records.count == 0
             if not idle:
                 self._when_idle = then
@@ -277,7 +277,7 @@ class SavedTensorSwapper:
         # Before what may raise, so that the record has an end.
         handle = self._records.handle(record, view)
         run.save(record, writes=writes)
-        run.recorder.leave(self.stepper.held, self._storages.present)
+        run.recorder.leave(self.stepper.holdings.held, self._storages.present)
         return handle
 
     def _unpack(self, packed: Handle) -> torch.Tensor:
@@ -302,7 +302,7 @@ class SavedTensorSwapper:
             self._led.follow(record, read=True)
         elif run is not None:
             run.use(record, graph_task())
-            run.recorder.leave(self.stepper.held, self._storages.present)
+            run.recorder.leave(self.stepper.holdings.held, self._storages.present)
         return view.wrap(tensor)
 
     def _leave_behind(self, run: Pass) -> None:
@@ -310,7 +310,7 @@ class SavedTensorSwapper:
         left = [record for record in run.records.values() if record.state is not State.DEAD]
         for record in left:
             self._storages.lose(record)
-            self.stepper.leave_behind(record)
+            self.stepper.holdings.leave_behind(record)
         self._open.add(left, told=run.recorder.truncated)
         self._finish(run)
 
@@ -335,7 +335,7 @@ class SavedTensorSwapper:
             self._take_over()
         if native.leading:
             self._led.attend()
-        stepper.settle()
+        stepper.holdings.settle()
         stepper.drop_due()
 
     # Passes that C++ leads
@@ -396,7 +396,7 @@ class SavedTensorSwapper:
         run = self._pass
         if record in self._open.records:
             self._open.records.remove(record)
-            self.stepper.free(record)
+            self.stepper.holdings.free(record)
         else:
             assert run is not None
             leading, departure = self.native.leading, record.departure
@@ -413,4 +413,4 @@ class SavedTensorSwapper:
         if self._records.count == 0 and self._when_idle is not None:
             self._when_idle()
         if not self.active:
-            self.stepper.give_up()  # no further call will settle what is in flight
+            self.stepper.holdings.give_up()  # no further call will settle what is in flight

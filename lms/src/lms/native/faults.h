@@ -1,0 +1,16 @@
+// SIGSEGV asks a pager before any other handler: what it let leave comes back when it is touched.
+
+#pragma once
+
+namespace lms {
+
+class Pager;
+
+// Have faults go to `pager` from now on. The handler that is installed last is called first, so do this again after
+// other code has installed one. What is nothing of the pager's goes to that one.
+void take_faults(Pager* pager);
+
+// Put back the handler that was there before.
+void leave_faults();
+
+}  // namespace lms
