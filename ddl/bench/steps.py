@@ -1,11 +1,11 @@
 """The figures of training steps. Pure.
 
-- compute: the step under `no_sync`, on the slowest rank; the median over rounds - communication: the step minus the
-  same step under `no_sync` in the same round, each on the slowest rank; the median over rounds. Communication that the
-  backward pass hides does not count.
+- compute: the step under `no_sync`, on the slowest rank; the median over rounds
+- communication: the step minus the same step under `no_sync` in the same round, each on the slowest rank; the median
+  over rounds. Communication that the backward pass hides does not count.
 - ratio: the other's communication over DDL's in the same round; the median over rounds
-- bound: the least time that any algorithm needs for all gradients in one allreduce, over all cuts of the network -
-  floor: the larger of compute and bound. No step is faster, and with DistributedDataParallel none is as fast: the
+- bound: the least time that any algorithm needs for all gradients in one allreduce, over all cuts of the network
+- floor: the larger of compute and bound. No step is faster, and with DistributedDataParallel none is as fast: the
   forward pass has no gradients yet, and the optimizer waits for all of them.
 """
 

@@ -95,7 +95,7 @@ typedef struct ddl_forecast {
                                              over ranks */
     double tier_messages[DDL_MOST_TIERS]; /* the number of these messages: the mean over ranks */
     int chunks;                           /* of rank 0 */
-    int rounds;                           /* of its longest chunk: how many messages follow one another */
+    int rounds;                           /* most of any rank in a chunk: how many messages follow one another */
     int symmetric;                        /* 1 if one rank was simulated because it stands for all */
     char plan[64];                        /* "r:4x2": a ddl_plan's mode for the same plan */
     char algorithm[64];                   /* "hierarchy 4x2", "flat ring", "recursive doubling", ... */

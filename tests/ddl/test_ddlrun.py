@@ -1,6 +1,11 @@
 import os
+import pwd
+import re
+import signal
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 
@@ -75,6 +80,39 @@ def test_an_answer_that_is_read_no_further_is_enough(line: str) -> None:
     os.close(end)
     assert written_to(pipe, *line.split()) == (0, "")
     os.close(pipe)
+
+
+def test_a_character_that_stdout_cannot_say_is_written_as_its_code() -> None:
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    program = "from ddl.launch.console import show; show('1.00 \u00b1 6%')"
+    assert subprocess.check_output([sys.executable, "-c", program], env=environment) == b"1.00 \\xb1 6%\n"
+
+
+def test_without_home_it_is_the_one_that_the_system_knows(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = os.path.expanduser("~" + pwd.getpwuid(os.getuid()).pw_name)
+    monkeypatch.delenv("HOME")
+    assert run(capsys, "--version")[0] == 0
+    assert os.environ["HOME"] == known
+
+
+def test_ctrl_c_ends_a_simulation_of_minutes_at_once() -> None:
+    words = [sys.executable, "-m", "ddl.ddlrun", "plan", "--hosts", "1048576"]
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as plan:
+        deadline = time.monotonic() + 30
+        seen = False  # Python's handler; libddl simulates once it is gone
+        while time.monotonic() < deadline and not (seen and not catches_ctrl_c(plan.pid)):
+            seen = seen or catches_ctrl_c(plan.pid)
+            time.sleep(0.01)
+        plan.send_signal(signal.SIGINT)
+        _, said = plan.communicate(timeout=10)
+    assert (plan.returncode, said) == (-signal.SIGINT, "")
+
+
+def catches_ctrl_c(process: int) -> bool:
+    (mask,) = re.findall(r"SigCgt:\s*(\w+)", Path(f"/proc/{process}/status").read_text())
+    return bool(int(mask, 16) >> (signal.SIGINT - 1) & 1)
 
 
 def test_ctrl_c_is_no_traceback(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

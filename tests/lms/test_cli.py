@@ -108,6 +108,32 @@ def test_a_wrong_command_line_is_a_usage_error(argv: list[str], capsys: pytest.C
     assert "usage: lms" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", [["run"], ["simulate", "x"], ["link", "show", "x"], ["tune"]])
+def test_an_unknown_option_shows_the_usage_of_its_command(
+    command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = " ".join(["lms", *command[: 2 if command[0] == "link" else 1]])
+    with pytest.raises(SystemExit) as done:
+        cli.main([*command, "--limt", "1GB", *(["x.py"] if command[0] in ("run", "tune") else [])])
+    assert done.value.code == 2
+    err = capsys.readouterr().err
+    assert err.startswith(f"usage: {name} [")
+    assert f"{name}: error: unknown: --limt 1GB" in err
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("argv", [["plan", "--help"], ["--version"], ["simulate", "step.json"]])
+def test_a_full_disk_behind_stdout_is_an_error_in_one_line(argv: list[str], unbuffered: str, trace: str) -> None:
+    environment = os.environ | {"PYTHONPATH": str(Path(lms.__file__).parents[1]), "PYTHONUNBUFFERED": unbuffered}
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "lms", *argv], stdout=full, stderr=subprocess.PIPE, text=True, check=False,
+            cwd=Path(trace).parent, env=environment,
+        )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr == "lms: error: stdout: not written: No space left on device; send the output elsewhere\n"
+
+
 @pytest.mark.parametrize("error", [LMSError, UsageError, LimitError, SpillError, CorruptionError])
 def test_an_error_of_lms_is_one_line_and_its_own_exit_status(
     error: type[LMSError], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -268,6 +294,44 @@ def test_simulate_lists_every_record_with_its_reason_when_asked(trace: str, caps
     lines = told(capsys, "simulate", trace, "--budget", "0", "--records").splitlines()
     listed = [line for line in lines if re.match(r" +\d+ +100 MB  layer\d  (goes|stays): ", line)]
     assert len(listed) == 8
+
+
+def test_the_records_of_no_plan_are_refused(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "--records: decisions are those of one limit" in refused(capsys, "simulate", trace, "--records")
+
+
+def test_records_that_cannot_move_are_not_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = Trace.load(write_trace(tmp_path / "step.json"))
+    replace(trace, tensors=(replace(trace.tensors[0], pinned=True), *trace.tensors[1:])).save(tmp_path / "step.json")
+    path = str(tmp_path / "step.json")
+    assert re.search(r"^saved .* in 7 records$", told(capsys, "simulate", path), re.MULTILINE)
+    assert re.search(r"^swapped +6 of 7 records$", told(capsys, "simulate", path, "--budget", "0"), re.MULTILINE)
+
+
+def test_simulate_knows_what_runs_between_two_passes(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
+    replace(Trace.load(trace), between=600 * MB).save(trace)
+    assert "600 MB, the time between two passes: no limit can be lower" in told(capsys, "simulate", trace)
+    assert re.search(r"^peak +600 MB$", told(capsys, "simulate", trace, "--budget", "0"), re.MULTILINE)
+    assert "the time between two passes" in refused(capsys, "simulate", trace, "--limit", "599MB", status=3)
+
+
+def test_the_table_says_what_the_first_pass_takes_if_that_is_more_than_the_limit(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "step.json"
+    assert "first pass" not in told(capsys, "simulate", write_trace(path))
+    trace = Trace.load(path)
+    late = trace.with_measured(trace.times, [*trace.others[:9], 700 * MB, *trace.others[10:]])
+    late.save(path)
+    assert re.search(r"^first pass  up to 1\.1 GB under the lowest limit", told(capsys, "simulate", str(path)), re.M)
+
+
+def test_the_help_of_simulate_names_no_default_and_both_ways_to_record(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["simulate", "--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    assert "0.9" not in text
+    assert "`lms run --trace` or `lms plan --trace`" in text
 
 
 def test_simulate_says_how_far_the_plan_is_from_the_best_when_asked(
@@ -475,6 +539,43 @@ def test_a_device_as_output_is_written_to_and_stays(
     ):
         told(capsys, *command)
         assert stat.S_ISCHR(device.lstat().st_mode), command
+
+
+def test_the_table_is_there_though_it_cannot_be_written(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["simulate", trace, "--json", "/dev/full"]) == 1
+    out, err = capsys.readouterr()
+    assert "may stay" in out
+    assert err == "lms: error: --json='/dev/full': not written: No space left on device\n"
+
+
+def test_plan_prints_its_table_though_it_cannot_be_written(
+    trace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    step = Trace.load(trace)
+    launcher = pytest.importorskip("lms.torch.launcher")
+    monkeypatch.setattr(launcher, "record", lambda *_: (0, step, cli.Link.from_dict(step.link)))
+    (tmp_path / "train.py").touch()
+    for option in ("--json", "--trace"):
+        assert cli.main(["plan", option, "/dev/full", str(tmp_path / "train.py")]) == 1
+        out, err = capsys.readouterr()
+        assert "may stay" in out
+        assert f"{option}='/dev/full': not written" in err
+
+
+def test_a_folder_as_the_tables_file_is_refused_before_the_trace_is_read(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "--json='.': a folder" in refused(capsys, "simulate", "none.json", "--json", ".")
+
+
+def test_the_table_and_its_document_can_go_to_one_stdout(trace: str, tmp_path: Path) -> None:
+    environment = os.environ | {"PYTHONPATH": str(Path(lms.__file__).parents[1])}
+    command = [sys.executable, "-m", "lms", "simulate", trace, "--json", "/dev/stdout"]
+    with (tmp_path / "out").open("wb") as file:
+        subprocess.run(command, stdout=file, check=True, env=environment)
+    piped = subprocess.run(command, stdout=subprocess.PIPE, check=True, env=environment).stdout
+    for out in ((tmp_path / "out").read_text(), piped.decode()):
+        table, brace, document = out.partition("{")
+        assert "may stay" in table
+        assert json.loads(brace + document)["floor"] == 400 * MB
 
 
 def test_a_link_as_output_is_followed(trace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

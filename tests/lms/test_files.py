@@ -194,3 +194,18 @@ def test_a_link_below_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("file/step.json")
     with pytest.raises(UsageError, match=r"--json='.*link': '.*file' cannot be written to"):
         check_output("--json", tmp_path / "link")
+
+
+def test_a_socket_is_refused_unless_it_is_what_stdout_goes_to() -> None:
+    program = """
+from pathlib import Path
+from lms.files import check_output, write_output
+print("table", flush=True)
+check_output("--json", Path("/dev/stdout"))
+write_output("--json", Path("/dev/stdout"), b"{}")
+"""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        subprocess.run([sys.executable, "-c", program], stdout=theirs, check=True)
+        theirs.close()
+        assert ours.makefile("rb").read() == b"table\n{}"

@@ -25,8 +25,7 @@ def test_the_help_of_a_script_names_every_flag_and_its_variable() -> None:
     for name in (option.name for option in arguments()):
         assert f"--lms-{name.replace('_', '-')}" in text
         assert f"[LMS_{name.upper()}]" in text
-    # Cross-references are spelled as this parser spells them.
-    assert "none of --lms-limit, --lms-frac, --lms-budget" in text
+    assert "Without a limit, a frac or a budget the frac is 0.9." in text
 
 
 def test_without_the_lms_flag_a_script_gets_a_context_that_does_nothing() -> None:

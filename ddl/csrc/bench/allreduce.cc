@@ -158,6 +158,7 @@ std::string check(int rank, int size, size_t count) {
 int main(int argc, char** argv) {
     const char* const token = std::getenv("OMPI_DDLRUN_BENCH");
     if (argc != 2 || !token) die("usage: bench_ddl | bench_mpi HOST:PORT,... (ddlrun bench starts it)");
+    std::set_new_handler([] { die("there is no memory for buffers of this size; time smaller ones: --sizes"); });
     begin();
     int rank = 0, size = 1;
     place(&rank, &size);

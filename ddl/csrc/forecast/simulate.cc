@@ -181,7 +181,7 @@ class Simulation {
                 const auto end = static_cast<uint32_t>(part.messages.size());
                 if (end > (part.rounds.empty() ? 0 : part.rounds.back())) part.rounds.push_back(end);
             }
-            if (actor.rank == 0) forecast_.rounds = std::max(forecast_.rounds, rounds.size());
+            forecast_.rounds = std::max(forecast_.rounds, static_cast<uint32_t>(part.rounds.size()));
         }
         const int members = classes_.count[static_cast<size_t>(index)];
         for (const Part::Message& message : part.messages) {

@@ -17,7 +17,7 @@ struct Forecast {
         tier_bytes;  // bytes that a rank sends in messages that turn around at each tier: the mean over ranks
     std::vector<double> tier_messages;  // the number of these messages
     uint32_t chunks = 0;                // of rank 0
-    uint32_t rounds = 0;                // of its longest chunk: how many messages follow one another
+    uint32_t rounds = 0;                // of the longest chunk of any rank: how many messages follow one another
     bool symmetric = false;             // one rank stood for all
     std::string algorithm;
     std::string reason;  // for the algorithm

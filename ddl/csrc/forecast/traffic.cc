@@ -169,7 +169,9 @@ void Traffic::advance(double now, std::vector<int>& ended) {
         if (event->time > now + kByte / route.rate) break;
         carry(route);
         const double slack = std::max(kByte, 1e-12 * route.carried);
-        while (!route.ends.empty() && route.ends.front().first <= route.carried + slack) {
+        // The event's own message ends, even if more than the slack seems left: after hours that is less than a step of
+        // the clock, and waiting for it would never end.
+        do {
             const int at = route.ends.front().second;
             std::pop_heap(route.ends.begin(), route.ends.end(), std::greater<>());
             route.ends.pop_back();
@@ -183,7 +185,7 @@ void Traffic::advance(double now, std::vector<int>& ended) {
                 route.ends.emplace_back(route.carried + path.queue.front().first, at);
                 std::push_heap(route.ends.begin(), route.ends.end(), std::greater<>());
             }
-        }
+        } while (!route.ends.empty() && route.ends.front().first <= route.carried + slack);
         expect(index);
     }
     std::stable_sort(found_.begin(), found_.end(), [](const auto& a, const auto& b) { return a.first < b.first; });

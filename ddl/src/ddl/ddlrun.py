@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 
@@ -15,6 +16,9 @@ INTERRUPTED = 130  # what shells return for a command that Ctrl-C ended
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv` (sys.argv's when None); return its exit status."""
     words = list(sys.argv[1:] if argv is None else argv)
+    if "HOME" not in os.environ:  # Open MPI does not start without it
+        home = os.path.expanduser("~")
+        os.environ["HOME"] = home if os.path.isabs(home) else "/"  # as login does for a user without a home
     try:
         return _dispatch(words)
     except LaunchError as error:

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import lms
 from lms.console import open_closed_streams, say, warn
@@ -41,7 +41,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     open_closed_streams()
     try:
         own, target = _split(arguments)
-        args = _parser().parse_args(own)
+        try:
+            args = _parser().parse_args(own)
+        finally:
+            sys.stdout.flush()  # of --help and --version, which end the process
         args.target = target
         status: int = args.action(args)
         sys.stdout.flush()
@@ -52,17 +55,53 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        # The reader of our output (a pager, head) has enough. Python would complain again when it flushes at its end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _give_stdout_up()  # its reader (a pager, head) has enough
         return 0
     except OSError as error:  # of our own: a script's is shown as Python shows it
+        if error.filename is None and _stdout_refuses():
+            _give_stdout_up()
+            say(f"error: stdout: not written: {error.strerror}; send the output elsewhere")
+            return LMSError.exit_status
         what = f"{error.filename}: {error.strerror}" if error.filename else str(error)
         say(f"error: {what}; {remedy(error, 'lms cannot go on without it')}")
         return LMSError.exit_status
 
 
+def _stdout_refuses() -> bool:
+    try:
+        print(flush=True)  # a flush alone would do nothing if stdout is not buffered
+    except OSError:
+        return True
+    except ValueError:  # a script has closed it
+        return False
+    return False
+
+
+def _give_stdout_up() -> None:
+    # Python would complain again when it flushes at its end.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+class _Parser(argparse.ArgumentParser):
+    """A command's parser. It refuses what it does not know itself, so that the command's own usage is shown."""
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unknown: {shlex.join(unknown)}; `{self.prog} --help` lists what there is")
+        return found, unknown
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        if file is sys.stdout:
+            print(message, end="")  # argparse would ignore a full disk
+        else:
+            super()._print_message(message, file)
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser: argparse.ArgumentParser = _Parser(
         prog="lms",
         description="Large model support: train models whose tensors need more memory than the device has.",
         epilog=_EXAMPLES,
@@ -119,6 +158,7 @@ def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         "Run SCRIPT as python would, with large model support switched on in the process.\n"
         "Tensors that are saved for the backward pass are swapped out once memory passes the limit.\n"
         "A script that imports Keras or TensorFlow and no PyTorch trains with swapping in each model.fit.\n"
+        "Without --limit, --frac or --budget it takes --frac 0.9.\n"
         "LMS's own messages go to stderr; an option can also be set in the environment variable in [BRACKETS].",
         "examples:\n"
         "  lms run --limit 12GB train.py big.toml\n"
@@ -149,7 +189,7 @@ def _add_plan(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         "Run SCRIPT until its optimizer has stepped twice, stop it, and answer: the floor that no limit can go below\n"
         "and the module it belongs to, the peak with nothing swapped, how long a step takes and how much of it the\n"
         "device computes, and a table of limits with the peak, the bytes moved and the step time that each would\n"
-        "have. Options are those of `lms run`: give a limit if the script does not fit.\n"
+        "have. Options are those of `lms run`: give a limit if the script does not fit (default: --frac 0.9).\n"
         "With --largest: the largest value of one of the script's own options that the limit holds. Steps with a few\n"
         "smaller values are recorded, the floor of others is forecast, and the script is run to its end to prove it.",
         "examples:\n"
@@ -185,9 +225,13 @@ def _add_simulate(commands: argparse._SubParsersAction[argparse.ArgumentParser])
         "  lms simulate step.json --budget 0 --link nvlink-c2c\n"
         "  lms simulate step.json --limit 8GB --perfetto pass.json      opens in ui.perfetto.dev\n",
     )
-    parser.add_argument("trace", metavar="TRACE", type=Path, help="what `lms run --trace` wrote")
+    parser.add_argument("trace", metavar="TRACE", type=Path, help="what `lms run --trace` or `lms plan --trace` wrote")
     _add_bounds(parser)
-    parser.add_argument("--records", action="store_true", help="list every record with its decision and the reason")
+    parser.add_argument(
+        "--records",
+        action="store_true",
+        help="list every record with its decision and the reason, under --limit, --frac or --budget",
+    )
     parser.add_argument(
         "--bound",
         action="store_true",
@@ -210,7 +254,7 @@ def _add_report(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "and records that fill memory. With a limit, frac or budget: also the plan under it.",
         "examples:\n  lms report step.json\n  lms report step.json --limit 8GB -o step.html --picture memory.png\n",
     )
-    parser.add_argument("trace", metavar="TRACE", type=Path, help="what `lms run --trace` wrote")
+    parser.add_argument("trace", metavar="TRACE", type=Path, help="what `lms run --trace` or `lms plan --trace` wrote")
     parser.add_argument("-o", "--output", metavar="FILE.html", type=Path, help="the page (default: TRACE with .html)")
     parser.add_argument("--picture", metavar="FILE.png", type=Path, help="write the picture alone as well")
     _add_bounds(parser)
@@ -258,9 +302,9 @@ def _plan(args: argparse.Namespace) -> int:
     status, trace, link = launcher_of(target).record(target, options)
     if trace is None or link is None:
         return status
+    _answer(trace, link, table)
     if step is not None:
         write_output("--trace", step, trace.to_json().encode())
-    _answer(trace, link, table)
     return 0
 
 
@@ -281,16 +325,19 @@ def _largest(args: argparse.Namespace, options: Options, target: Target) -> int:
 
 def _simulate(args: argparse.Namespace) -> int:
     options = from_flags(args)
+    check_output("--json", args.json)
+    check_output("--perfetto", args.perfetto)
     trace = Trace.load(args.trace)
     link = _link(args, trace)
     if link is None:
         raise UsageError(_NO_LINK.format(args.trace))
-    check_output("--perfetto", args.perfetto)
     if args.bound:
         _check_installed("--bound", "scipy", extra="bound")
     if not options.bounded:
         if args.bound:
             raise UsageError("--bound: a bound is that of one limit; expected --limit, --frac or --budget")
+        if args.records:
+            raise UsageError("--records: decisions are those of one limit; expected --limit, --frac or --budget")
         if args.perfetto is not None:
             raise UsageError(
                 f"--perfetto={str(args.perfetto)!r}: without a plan there is nothing to draw; "
@@ -302,9 +349,8 @@ def _simulate(args: argparse.Namespace) -> int:
         warn("--json: without effect together with a limit, frac or budget")
     plan = _planned(trace, link, options)
     bound = [bound_text(trace, plan, link, effort=_EFFORT)] if args.bound else []  # first, because it may be refused
-    print("\n".join([forecast_text(trace, plan, link), *bound]))
-    if args.records:
-        print(records_text(trace, plan))
+    records = [records_text(trace, plan)] if args.records else []
+    print("\n".join([forecast_text(trace, plan, link), *bound, *records]), flush=True)
     if args.perfetto is not None:
         from lms.core.timeline import Timeline
         from lms.perfetto import to_json
@@ -408,6 +454,6 @@ def _answer(trace: Trace, link: Link, path: Path | None) -> None:
     from lms.limits import limit_document, limits_of, limits_text
 
     rows = limits_of(trace, link)
+    print(limits_text(trace, link, rows), flush=True)
     if path is not None:
         write_output("--json", path, json.dumps(limit_document(trace, link, rows), indent=2).encode() + b"\n")
-    print(limits_text(trace, link, rows))

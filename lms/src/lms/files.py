@@ -20,7 +20,7 @@ def write_aside(path: Path, content: bytes) -> None:
     Raises OSError as the file system does; nothing is left behind then.
     """
     status = _status(path)
-    if status is not None and (stream := _stream(status)) is not None:
+    if (stream := _stream(status)) is not None:
         for output in (sys.stdout, sys.stderr):
             if output is not None:
                 output.flush()
@@ -73,7 +73,7 @@ def check_output(option: str, path: Path | None) -> None:
     except OSError as error:
         raise UsageError(f"{option}={str(path)!r}: {error.strerror}; expected the path of a file") from None
     kind = "" if status is None else _REFUSED.get(stat.S_IFMT(status.st_mode), "")
-    if kind:
+    if kind and _stream(status) is None:
         raise UsageError(f"{option}={str(path)!r}: {kind}; expected the path of a file")
     if _is_special(status):
         if not os.access(path, os.W_OK):
@@ -123,11 +123,16 @@ def _status(path: Path) -> os.stat_result | None:
         return None
 
 
-def _stream(status: os.stat_result) -> int | None:
-    """The descriptor if it is the file that stdout or stderr goes to: renaming over it would lose what they say."""
+def _stream(status: os.stat_result | None) -> int | None:
+    """The descriptor if it is what stdout or stderr goes to: a file that is renamed over it would lose what they say.
+
+    A socket is not opened again by its name.
+    """
+    if status is None:
+        return None
     for descriptor in (1, 2):
         try:
-            if stat.S_ISREG(status.st_mode) and os.path.samestat(os.fstat(descriptor), status):
+            if os.path.samestat(os.fstat(descriptor), status):
                 return descriptor
         except OSError:  # it is closed
             continue

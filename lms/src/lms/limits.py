@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from lms.core.link import Link
-from lms.core.plan import floor, plain_peak, table
+from lms.core.plan import first_peak, floor, plain_peak, step_peak, table
 from lms.core.trace import Trace
 from lms.link.table import columns
 from lms.stats import format_seconds
 from lms.units import format_size
+
+_RESERVE = 1 / 256  # of a limit: a peak that is over it by no more counts as within
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,7 @@ def limits_of(trace: Trace, link: Link) -> list[LimitRow]:
                 budget=plan.budget,
                 limit=plan.limit,
                 held_peak=plan.forecast.held_peak,
-                peak=plan.forecast.resident_peak or None,
+                peak=step_peak(trace, plan) or None,
                 moved=plan.forecast.out,
                 seconds=seconds,
                 slowdown=seconds / plain if plain else 1.0,
@@ -54,11 +56,11 @@ def limits_text(trace: Trace, link: Link, rows: Sequence[LimitRow]) -> str:
     # The peak is the recorded pass's, in LMS's page pool. An evaluation is not in it.
     plain = f"{format_size(plain_peak(trace))}, the peak of forward and backward with nothing swapped"
     pool = "; without LMS's page pool it is higher" if trace.device == "cpu" else ""
-    movable = sum(not record.pinned for record in trace.records)
     facts = [
-        ("saved", f"{format_size(trace.saved)} for the backward pass, in {movable} records"),
+        ("saved", f"{format_size(trace.saved)} for the backward pass, in {trace.movable} records"),
         *([("unswapped", plain + pool)] if lowest else []),
         *([("floor", f"{format_size(lowest)}, {where}: no limit can be lower")] if lowest else []),
+        *_first_facts(trace, rows),
         *_cycle_facts(trace),
         ("link", f"{format_size(link.out)}/s out, {format_size(link.back)}/s back ({link.source or link.name})"),
     ]
@@ -69,6 +71,16 @@ def limits_text(trace: Trace, link: Link, rows: Sequence[LimitRow]) -> str:
         times = [format_seconds(row.seconds), f"{row.slowdown:.2f}"]
         lines.append([f"{row.share:.0%}", *map(format_size, [*sizes, row.moved]), *times])
     return "\n".join([*(f"{name:<10}  {text}" for name, text in facts), "", *columns(lines, 0)])
+
+
+def _first_facts(trace: Trace, rows: Sequence[LimitRow]) -> list[tuple[str, str]]:
+    """What the first pass takes under the lowest limit of the table, if that is more than the limit."""
+    lowest = min((row.limit for row in rows if row.limit is not None), default=0)
+    peak = first_peak(trace, lowest)
+    if peak <= lowest * (1 + _RESERVE):
+        return []
+    why = "it has no plan yet, and does not know what its operations need"
+    return [("first pass", f"up to {format_size(peak)} under the lowest limit below: {why}")]
 
 
 def _cycle_facts(trace: Trace) -> list[tuple[str, str]]:

@@ -168,8 +168,7 @@ class Options:
         None,
         _share,
         "SHARE",
-        "the same as a share of the device's memory, above 0 and at most 1 "
-        f"(default {DEFAULT_FRAC} when none of --limit, --frac, --budget is given)",
+        "the same as a share of the device's memory, above 0 and at most 1",
     )
     budget: int | None = _option(
         None, _size_or_zero, "SIZE", "instead of a limit: most bytes saved for the backward that may stay; 0 is allowed"
@@ -300,7 +299,7 @@ def add_flags(
         if names is not None and option.name not in names:
             continue
         flag = spelled(option.name, prefix)
-        text = option.metadata["help"].replace("--", prefix) + f" [{variable(option.name)}]"
+        text = option.metadata["help"] + f" [{variable(option.name)}]"
         if option.type == "bool":
             parser.add_argument(flag, action="store_true", default=None, help=text)
         else:

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 def forecast_text(trace: Trace, plan: Plan, link: Link) -> str:
     """What the plan moves, and what the pass and the step then take: sizes, seconds, the reasons for waiting."""
-    forecast = plan.forecast
+    from lms.core.plan import step_peak  # here, because it loads NumPy
+
+    forecast, peak = plan.forecast, step_peak(trace, plan)
     bound = f"limit {format_size(plan.limit)}" if plan.limit is not None else f"budget {format_size(plan.budget)}"
     slower = f" ({forecast.seconds / trace.seconds:.2f} x its computation alone)" if trace.seconds else ""
     step, plain = trace.step_seconds(forecast.seconds), trace.step_seconds(trace.seconds)
@@ -24,10 +26,10 @@ def forecast_text(trace: Trace, plan: Plan, link: Link) -> str:
     lines = [
         ("under", bound),
         ("link", f"{link.name}: {format_size(link.out)}/s out, {format_size(link.back)}/s back"),
-        ("swapped", f"{len(plan.moved())} of {len(trace.records)} records"),
+        ("swapped", f"{len(plan.moved())} of {trace.movable} records"),
         ("out, back", f"{format_size(forecast.out)}, {format_size(forecast.back)} of {format_size(trace.saved)} saved"),
         ("held at most", format_size(forecast.held_peak)),
-        *([("peak", format_size(forecast.resident_peak))] if forecast.resident_peak else []),
+        *([("peak", format_size(peak))] if peak else []),
         *([("floor", f"{format_size(plan.floor)}, {plan.floor_module}")] if plan.floor else []),
         ("pass", f"{format_seconds(forecast.seconds)}{slower}"),
         *(in_all if trace.cycle else []),

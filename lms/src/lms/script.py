@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
-from lms.options import add_flags, from_flags, given_flags, spelled
+from lms.options import DEFAULT_FRAC, add_flags, from_flags, given_flags, spelled
 
 if TYPE_CHECKING:
     from torch.nn import Module
@@ -22,7 +22,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group(
         "large model support",
         "Swap tensors that are saved for the backward pass out of the device's memory. "
-        "An option that is not given is taken from the environment variable in brackets.",
+        "An option that is not given is taken from the environment variable in brackets. "
+        f"Without a limit, a frac or a budget the frac is {DEFAULT_FRAC}.",
     )
     group.add_argument("--lms", action="store_true", help="train with large model support")
     add_flags(group, prefix="--lms-")

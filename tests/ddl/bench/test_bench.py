@@ -244,6 +244,31 @@ def test_what_was_measured_is_printed_and_kept_when_a_job_breaks_down(
     assert [one["wrong"] for one in found["left_out"]] == [True] * goes_on
 
 
+def test_a_size_that_memory_does_not_hold_is_said_in_a_line() -> None:
+    command = f"ulimit -v 4000000; {sys.executable} -m ddl.ddlrun bench -np 1 --sizes 8GiB"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert "there is no memory for buffers of this size; time smaller ones: --sizes" in done.stderr
+
+
+@pytest.mark.parametrize("full", ["stdout", "--json /dev/full"])
+def test_one_output_that_cannot_be_written_does_not_cost_the_others(tmp_path: Path, full: str) -> None:
+    output = "/dev/full" if full != "stdout" else tmp_path / "a.json"
+    words = ["bench", "-np", "2", "--sizes", "1KiB", "--rounds", "1", "--seconds", "0.01", "--json", output]
+    with open("/dev/full", "wb") as disk:
+        stdout = disk if full == "stdout" else subprocess.PIPE
+        command = [Path(sys.executable).with_name("ddlrun"), *words]
+        done = subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert done.returncode == 1
+    (line,) = [line for line in done.stderr.splitlines() if "error" in line]
+    assert line.startswith(f"ddlrun: error: ddlrun bench: {full}")
+    assert line.endswith("could not be written: No space left on device")
+    if full == "stdout":
+        assert json.loads((tmp_path / "a.json").read_text())["turns"]
+    else:
+        assert "1 KiB  DDL" in done.stdout
+
+
 @pytest.mark.slow
 @pytest.mark.root
 @pytest.mark.usefixtures("needs_testbed")

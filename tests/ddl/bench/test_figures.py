@@ -47,3 +47,10 @@ def test_the_table_has_the_fastest_first_and_the_share_of_the_bound() -> None:
 
 def test_alone_there_is_no_ratio() -> None:
     assert "DDL's time" not in table([turns("DDL", 2.0)], 2, "DDL")
+
+
+def test_one_rank_has_times_and_no_bandwidths() -> None:
+    head, line, why = table([turns("DDL", 2.0)], 1, "DDL").splitlines()
+    assert line.split() == ["1", "MiB", "DDL", "2", "s", "-", "-"]
+    assert len(line) == len(head)
+    assert why.startswith("one rank sends nothing")

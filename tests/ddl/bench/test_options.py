@@ -32,6 +32,7 @@ def test_sizes(text: str, sizes: tuple[int, ...]) -> None:
         (["--sizes", "1MiB..1KiB"], "the smaller size first"),
         (["--rounds", "0"], "a whole number, 1 or more"),
         (["--seconds", "-1"], "seconds above 0"),
+        (["--seconds", "x"], "'x': expected seconds above 0"),
         (["--nonsense"], "--nonsense: unknown option"),
         (["--compare", "--only", "["], r"argument --only: '\[': expected a regular expression"),
         (["--only", "gloo"], "--only is about the peers, which are timed with --compare; add it"),

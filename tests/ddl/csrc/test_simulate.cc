@@ -22,6 +22,13 @@ double relative(double a, double b) { return std::fabs(a - b) / b; }
 
 }  // namespace
 
+TEST("the rounds are those of the rank that has most, not of one that is folded away") {
+    const Forecast forecast = simulate({{{7, 0, 1e9}}, 0}, make_plan(7, {7}, "r"), allreduce(1));
+    CHECK_EQ(forecast.algorithm, "recursive doubling with fold");
+    CHECK_EQ(forecast.rounds, 4u);  // in, two among four ranks, and out; rank 0 is only in the first and in the last
+    CHECK_EQ(simulate({{{1, 0, 1e9}}, 0}, make_plan(1, {1}, "r"), allreduce(1)).rounds, 0u);
+}
+
 TEST("a ring in one chunk takes the time of its formula") {
     const Network network{{{8, 1e-3, 1e6}}, 0};
     Tuning tuning;
@@ -286,6 +293,13 @@ TEST("ranks in uneven hosts, and ranks on a slow link, are told apart") {
     uneven.odd = {{1, 0, 1, 0}, {1, 1, 3, 0}};
     CHECK_EQ(uneven.size(), 8);
     CHECK(classes(uneven, make_plan(8, {2, 4}, "r")) > 1);
+}
+
+TEST("a forecast of days, beside which a message takes less than a step of the clock, comes to an end") {
+    const Network network{{{8, 1e-6, 5e9}, {4, 3e-5, 12500}, {2, 1e-4, 50000}}, 0};
+    const Forecast forecast = simulate(network, make_plan(64, {8, 4, 2}, "r"), allreduce(1 << 24));
+    CHECK(forecast.seconds >= 0.999 * allreduce_bounds(network, 1 << 26).cut);
+    CHECK(forecast.seconds < 1.1 * allreduce_bounds(network, 1 << 26).cut);
 }
 
 TEST("a slow link slows down what passes it, and only that") {

@@ -33,6 +33,11 @@ def test_with_nothing_given_it_is_this_host() -> None:
     assert found().hosts[0].slots is None
 
 
+def test_a_host_file_from_windows_is_read(tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_bytes(b"\xef\xbb\xbfa\r\nb\r\n")
+    assert allocation(environ={}, here="me", given=None, hostfile=tmp_path / "hosts").names == ("a", "b")
+
+
 def test_hosts_of_the_command_line() -> None:
     assert parse_hosts("a,b:2, c.d.e") == (Host("a"), Host("b", 2), Host("c.d.e"))
 

@@ -58,7 +58,7 @@ def test_the_one_beside_python_goes_before_the_one_on_path(tmp_path: Path) -> No
 def test_no_mpirun_at_all_says_where_to_get_one(tmp_path: Path) -> None:
     with pytest.raises(CheckError, match=r"mpirun: there is none in .* and none on PATH; install one: `pip install"):
         mpi.find(beside=tmp_path, path=str(tmp_path))
-    with pytest.raises(CheckError, match=r"--mpirun .* is not a program that can be run"):
+    with pytest.raises(CheckError, match=r"mpirun: .* is not a program that can be run"):
         mpi.find(tmp_path / "gone")
 
 

@@ -3,6 +3,8 @@
 import os
 import socket
 import stat
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -57,6 +59,18 @@ def test_links_are_followed_whether_there_is_something_behind_them_or_not(tmp_pa
         write(output_file(str(link)), b"content")
         assert link.is_symlink()
         assert target.read_bytes() == b"content"
+
+
+def test_a_file_that_stdout_goes_to_keeps_what_was_printed(tmp_path: Path) -> None:
+    program = "from ddl.launch.output import *; print('table', flush=True); write(output_file({!r}), b'figures')"
+    for name in ("/dev/stdout", "out"):
+        with (tmp_path / "out").open("wb") as out:
+            subprocess.run([sys.executable, "-c", program.format(name)], stdout=out, cwd=tmp_path, check=True)
+        assert (tmp_path / "out").read_bytes() == b"table\nfigures"
+    ours, its = socket.socketpair()
+    with ours, its:
+        subprocess.run([sys.executable, "-c", program.format("/dev/stdout")], stdout=its, check=True)
+        assert ours.recv(100) == b"table\nfigures"
 
 
 def test_what_cannot_be_written_is_refused(tmp_path: Path) -> None:

@@ -74,6 +74,8 @@ def test_hosts_that_racks_cannot_share_evenly_are_refused() -> None:
         ({"tiers": [{"size": 2, "bandwidth": 1, "latency": "x"}]}, r"tiers\[0\]: latency: 'x': expected a time"),
         ({"tiers": [{"size": 2, "bandwidth": 1, "colour": "red"}]}, r"tiers\[0\]: colour: unknown; expected"),
         ({"tiers": [{"size": 2, "bandwidth": 1, "name": 3}]}, r"tiers\[0\]: name: 3; expected text"),
+        ({"tiers": [{"size": 2, "bandwidth": 1}], "name": "\x1b[2J"}, r"name: '\\x1b\[2J'; expected text without"),
+        ({"tiers": [{"size": 2, "bandwidth": 1}], "name": "\ud800"}, r"name: '\\ud800'; expected text without"),
         ({"tiers": [{"size": 2, "bandwidth": 1}], "racks": 2}, "net: racks: unknown"),
         ({"tiers": [{"size": 2, "bandwidth": 1}], "reduce": "slow"}, "net: reduce: 'slow': expected a rate"),
     ],

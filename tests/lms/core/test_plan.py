@@ -15,7 +15,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from lms.core import bound
-from lms.core.plan import Plan, floor, make_plan, plain_peak, table
+from lms.core.plan import Plan, first_peak, floor, make_plan, plain_peak, step_peak, table
 from lms.core.schedule import Schedule
 from lms.core.simulate import simulate
 from lms.errors import LimitError, UsageError
@@ -130,6 +130,33 @@ def test_the_refusal_names_the_limit_the_floor_and_the_module_whose_working_set_
         make_plan(trace, traces.INSTANT, limit=150 * traces.MB)
     for part in (format_size(150 * traces.MB), format_size(lowest), "'layer2'"):
         assert part in str(refused.value)
+
+
+def test_what_runs_between_two_passes_is_the_floor_if_it_needs_more_than_any_module(traces: ModuleType) -> None:
+    alone = traces.chain([10] * 4, [1.0] * 4, base=100)
+    trace = replace(alone, between=500)
+    assert floor(trace) == (500, "the time between two passes")
+    assert {step_peak(trace, plan) for plan in table(trace, traces.INSTANT)} == {500}
+    assert all((plan.limit or 0) >= 500 for plan in table(trace, traces.INSTANT))
+    assert make_plan(trace, traces.INSTANT, limit=500).moves == ()
+    with pytest.raises(LimitError, match="floor of 500 B: with every tensor swapped, the time between two passes"):
+        make_plan(trace, traces.INSTANT, limit=499)
+    assert floor(replace(alone, between=floor(alone)[0] - 1)) == floor(alone)
+
+
+def test_the_first_pass_has_kept_too_much_when_an_operation_needs_more_than_any_before_it(traces: ModuleType) -> None:
+    steady = traces.chain([10] * 4, [1.0] * 4, base=100, scratch=[50] * 9)
+    assert first_peak(steady, 200) <= 200
+    late = traces.chain([10] * 4, [1.0] * 4, base=100, scratch=[0, 0, 0, 0, 0, 50])
+    assert first_peak(late, 175) == plain_peak(late) > 175 > floor(late)[0]
+    assert first_peak(late, 1000) == plain_peak(late)
+    assert first_peak(traces.chain([10] * 4, [1.0] * 4), 100) == 0, "not measured"
+
+
+def test_the_limit_of_a_row_leaves_room_for_a_tensor_and_no_less_than_2_percent(traces: ModuleType) -> None:
+    for size, room in ((10, 10), (1, 2)):
+        trace = traces.chain([size] * 4, [1.0] * 4, base=100)
+        assert {(plan.limit or 0) - step_peak(trace, plan) for plan in table(trace, traces.INSTANT)} == {room}
 
 
 @pytest.mark.parametrize("bounds", [{}, {"limit": 10**9, "budget": 10**9}], ids=["neither", "both"])

@@ -12,7 +12,7 @@ import pytest
 from lms.errors import SpillError
 from lms.link.draft import Draft, Task, run
 from lms.link.profile import Absence, MeasuredLink
-from lms.link.sweep import SIZES, Copy
+from lms.link.sweep import QUICK_SIZES, SIZES, Copy
 
 GB = 1 << 30
 
@@ -43,7 +43,7 @@ class Clock:
 
 
 def task(direction: str, opened: object, weight: float = 1.0) -> Task:
-    return Task(direction, lambda: "O_DIRECT", opened, lambda: SIZES, weight)  # type: ignore[arg-type]
+    return Task(direction, lambda: "O_DIRECT", opened, SIZES, weight)  # type: ignore[arg-type]
 
 
 def draft(name: str, *tasks: Task) -> Draft:
@@ -121,9 +121,34 @@ def test_sizes_that_were_left_out_are_said() -> None:
     assert "out, O_DIRECT: sizes above 67.1 MB left out: there was no time for them" in link.notes
 
 
+def test_each_direction_that_was_shortened_is_said_also_if_an_earlier_one_is_the_reason() -> None:
+    clock, largest = Clock(), [GB]
+    out = task("out", clock.link(0.1e9))
+    out.done = lambda series: largest.__setitem__(0, series.points[-1].nbytes)  # what was not written cannot be read
+    back = task("back", clock.link(9e9))
+    back.most = lambda: largest[0]
+    both = task("both", clock.link(9e9))
+    both.most = lambda: largest[0] // 2
+    (link,) = run([draft("a", out, back, both)], 30.0, [], clock)
+    assert [series.points[-1].nbytes for series in link.series] == [1 << 26, 1 << 26, 1 << 25]
+    assert [note.split(" left")[0] for note in link.notes] == [
+        "out, O_DIRECT: sizes above 67.1 MB",
+        "back, O_DIRECT: sizes above 67.1 MB",
+        "both, O_DIRECT: sizes above 33.6 MB",
+    ]
+
+
+@pytest.mark.parametrize("rate", [0.1e9 * 1.3**step for step in range(20)])
+def test_while_a_direction_was_shortened_no_time_is_left_unused(rate: float) -> None:
+    clock = Clock()
+    tasks = [Task(way, lambda: "O_DIRECT", clock.link(rate), QUICK_SIZES) for way in ("out", "back")]  # type: ignore[arg-type]
+    (link,) = run([draft("a", *tasks)], 7.0, [], clock)
+    assert not link.notes or clock.now > 0.75 * 7.0
+
+
 def test_without_a_copy_past_the_caches_there_is_no_figure() -> None:
     clock = Clock()
-    slow = Task("copy", lambda: "1 thread", clock.link(1e6), lambda: SIZES, least=GB)  # type: ignore[arg-type]
+    slow = Task("copy", lambda: "1 thread", clock.link(1e6), SIZES, least=GB)  # type: ignore[arg-type]
     absent: list[Absence] = []
     assert run([draft("memory", slow)], 10.0, absent, clock) == []
     (one,) = absent

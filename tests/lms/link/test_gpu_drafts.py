@@ -108,7 +108,7 @@ def test_without_nvml_the_links_are_measured_all_the_same(cuda, replay: ModuleTy
 def test_a_full_gpu_gets_a_smaller_sweep_or_none_and_it_is_said(cuda, replay: ModuleType) -> None:
     cuda(uuid(0), free=GB)
     (draft,) = drafts(replay, "t4_x8")
-    assert draft.tasks[0].sizes()[-1] == 64 * MB
+    assert draft.tasks[0].sizes[-1] == 64 * MB
     assert any("smaller sweep, up to 67.1 MB" in note for note in draft.link.notes)
     cuda(uuid(0), free=1000)
     absent: list[Absence] = []
@@ -122,7 +122,7 @@ def test_one_busy_gpu_takes_nothing_from_the_others(cuda, replay: ModuleType, bu
     absent: list[Absence] = []
     (draft,) = drafts(replay, "h100", absent)
     assert draft.link.name == "gpu1"
-    assert draft.tasks[0].sizes() == SIZES
+    assert draft.tasks[0].sizes == SIZES
     (one,) = absent
     assert one.what.startswith("GPU copies of ")
     assert "\n" not in one.why
@@ -131,7 +131,7 @@ def test_one_busy_gpu_takes_nothing_from_the_others(cuda, replay: ModuleType, bu
 def test_a_pair_copies_what_the_smaller_of_both_has_room_for(cuda, replay: ModuleType) -> None:
     cuda(uuid(0), uuid(1), free=[79 * GB, GB])
     one, other, pair = drafts(replay, "h100")
-    assert [draft.tasks[0].sizes()[-1] for draft in (one, other, pair)] == [GB, 64 * MB, 64 * MB]
+    assert [draft.tasks[0].sizes[-1] for draft in (one, other, pair)] == [GB, 64 * MB, 64 * MB]
     assert "smaller sweep" in pair.link.notes[0]
     assert one.link.notes == ()
 
@@ -145,7 +145,7 @@ def test_all_pinned_and_pageable_memory_is_within_the_quarter(
     monkeypatch.setattr(machine, "nodes", lambda: tuple(machine.Node(at, (at,), 1, ()) for at in range(nodes)))
     cuda(uuid(0), memory=room)
     (draft,) = drafts(replay, "t4_x8")
-    assert (2 * nodes + 1) * draft.tasks[0].sizes()[-1] <= room
+    assert (2 * nodes + 1) * draft.tasks[0].sizes[-1] <= room
 
 
 def test_that_a_link_sleeps_is_not_said_of_copies_that_wake_it(cuda, replay: ModuleType) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,10 @@ import pytest
 from lms import cli
 from lms.errors import UsageError
 from lms.link import measure, nvml
+from lms.link.draft import run
 from lms.link.file import FileProbe
 from lms.link.profile import Absence, MeasuredLink, Profile
-from lms.link.sweep import MB
+from lms.link.sweep import GB, MB, QUICK_SIZES
 from lms.memory import file as files
 from lms.memory import machine
 from lms.memory.disk import Disk
@@ -137,14 +139,14 @@ def test_memory_is_shared_and_a_smaller_sweep_is_said(monkeypatch: pytest.Monkey
     monkeypatch.setattr(machine, "available_memory", lambda *_: MB)
     absent: list[Absence] = []
     (draft, *_) = measure.memory_drafts((4096, 65536, MB), absent)
-    assert draft.tasks[0].sizes() == (4096, 65536)
+    assert draft.tasks[0].sizes == (4096, 65536)
     assert "smaller sweep, up to 65.5 KB" in draft.link.notes[0]
 
 
 def test_sizes_go_well_past_the_last_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "last_cache", lambda _: 3 * MB)
     (draft, *_) = measure.memory_drafts((4096, 65536, MB), [])
-    assert {(task.sizes(), task.least) for task in draft.tasks} == {((4096, 65536, MB, 6 * MB), 6 * MB)}
+    assert {(task.sizes, task.least) for task in draft.tasks} == {((4096, 65536, MB, 6 * MB), 6 * MB)}
     assert draft.link.notes == ()
 
 
@@ -176,12 +178,30 @@ def test_a_disk_too_small_for_the_sweep_gets_a_smaller_one_and_it_is_said(
     monkeypatch.setattr(measure.os, "statvfs", lambda _: small(5000))  # 20 MB: a tenth holds a MB
     absent: list[Absence] = []
     (draft,) = measure.file_drafts(tmp_path, (4096, MB, 16 * MB), absent)
-    assert draft.tasks[0].sizes() == (4096, MB)
+    assert draft.tasks[0].sizes == (4096, MB)
     assert any("smaller sweep, up to 1.05 MB" in note for note in draft.link.notes)
     draft.close()
     monkeypatch.setattr(measure.os, "statvfs", lambda _: small(500))
     assert measure.file_drafts(tmp_path, (4096, MB, 16 * MB), absent) == []
     assert "free some, or name another folder with --dir" in absent[-1].why
+
+
+def test_a_slow_disk_has_a_line_for_each_direction_that_was_shortened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+
+    def copy(nbytes: int) -> float:
+        nonlocal now
+        now += nbytes / 0.1e9
+        return nbytes / 0.1e9
+
+    monkeypatch.setattr(FileProbe, "copies", lambda *_: nullcontext(copy))
+    monkeypatch.setattr(machine, "memory_room", lambda _: GB)
+    (link,) = run(measure.file_drafts(tmp_path, QUICK_SIZES, []), 7.0, [], lambda: now)
+    said = [note for note in link.notes if "there was no time" in note]
+    assert [note.split(",")[0] for note in said] == ["out", "back", "both"]
+    assert now < 8
 
 
 def test_a_folder_in_memory_is_measured_and_called_what_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,6 +225,50 @@ def test_wrong_usage_is_named(argv: list[str], words: str, capsys: pytest.Captur
         raise SystemExit(cli.main(["link", "measure", *argv]))
     assert exit_.value.code == 2
     assert words in capsys.readouterr().err
+
+
+def test_figures_are_printed_though_their_file_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["link", "measure", "--quick", "--only", "file", "--dir", str(tmp_path), "-o", "/dev/full"]
+    assert cli.main(argv) == 1
+    out, err = capsys.readouterr()
+    assert f"file {tmp_path}" in out
+    assert "--output='/dev/full': not written: No space left on device" in err
+
+
+def test_figures_are_written_though_they_cannot_be_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    output = tmp_path / "here.json"
+    with monkeypatch.context() as patch, suppress(OSError), open("/dev/full", "w") as full:
+        patch.setattr("sys.stdout", full)
+        assert (
+            cli.main(["link", "measure", "--quick", "--only", "file", "--dir", str(tmp_path), "-o", str(output)]) == 1
+        )
+    assert Profile.from_dict(json.loads(output.read_text()), "x").of("file")
+
+
+def test_names_that_cannot_be_printed_can_be_measured_and_read_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, output = tmp_path / "odd\udcff\x1b[31m", tmp_path / "here.json"
+    folder.mkdir()
+    argv = ["link", "measure", "--quick", "--only", "file", "--dir", str(folder), "-o", str(output), "--name", "\x07"]
+    assert cli.main(argv) == 0
+    assert f"file {tmp_path}/odd??[31m" in capsys.readouterr().out
+    assert cli.main(["link", "show", "--dir", str(folder), "--measured", str(output)]) == 0
+    out = capsys.readouterr().out
+    assert out.count("O_DIRECT") + out.count("page cache  ") >= 3
+    assert "\x1b" not in out
+    assert cli.main(["link", "show", str(output)]) == 0
+    assert capsys.readouterr().out.startswith("?: measured")
+
+
+def test_what_was_not_asked_for_is_no_reason_that_nothing_was_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nvml, "look", lambda: nvml.Seen((), {}, (Absence("GPU", "no driver"),)))
+    monkeypatch.setattr(machine, "memory_room", lambda _: 0)
+    with pytest.raises(UsageError, match="nothing could be measured") as found:
+        measure.measure(tmp_path, quick=True, kinds=("memory",))
+    assert "GPU" not in str(found.value)
 
 
 def test_nothing_to_measure_is_an_error_that_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from lms.core.plan import make_plan
 from lms.core.simulate import simulate
 from lms.core.trace import Access, Tensor
 from lms.link.comparison import FASTEST, headroom
-from lms.link.page import elsewhere
+from lms.link.page import elsewhere, headroom_text
 from lms.link.watch import Sample, Watched
 from lms.trace import Trace
 
@@ -21,6 +21,10 @@ def step(seconds: float = 1e-2) -> Trace:
     accesses += [Access("read", at, seconds, 300 * MB) for at in reversed(range(8))]
     tensors = tuple(Tensor(100 * MB, 16 - at, let_go=at + 1) for at in range(8))
     return Trace(tensors, tuple(accesses), capacity=10**9, tail=seconds, tail_other=300 * MB)
+
+
+def test_headroom_is_a_plain_number() -> None:
+    assert [headroom_text(one) for one in (0.0, 1.5, 123456.0, 1e6)] == ["none", "1.5 x", "123456 x", "any"]
 
 
 def test_a_faster_link_takes_no_longer_and_has_more_headroom() -> None:

@@ -174,7 +174,10 @@ def test_the_gpus_are_drawn(on, suffix: str, tmp_path: Path, capsys: pytest.Capt
 def test_a_picture_without_gpus_is_refused(on, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     on("no_library")
     path = tmp_path / "a.svg"
-    assert "there is no GPU to draw" in printed(capsys, "--picture", str(path), status=2)
+    said = printed(capsys, "--picture", str(path), status=2)
+    assert "there is no GPU to draw here (no NVIDIA driver is installed here" in said
+    assert said.endswith("leave the option out to see the other links\n")
+    assert said.count("\n") == 1
     assert not path.exists()
     assert "ends with .png or .svg" in printed(capsys, "--picture", "a.gif", status=2)
 

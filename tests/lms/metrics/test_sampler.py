@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import io
+import os
 import re
 import socket
 import subprocess
@@ -14,7 +17,7 @@ from types import ModuleType
 
 import pytest
 
-from lms.metrics import Outputs, sampler, watch
+from lms.metrics import Outputs, events, sampler, watch
 from lms.metrics.families import Figure, sample_of
 
 
@@ -127,6 +130,45 @@ def test_a_folder_that_takes_nothing_is_one_warning(tmp_path: Path, capfd: pytes
     said = capfd.readouterr().err
     assert said.count("warning") == 1
     assert "Not a directory; the training goes on" in said
+
+
+@pytest.mark.parametrize("at", [0, 2])
+def test_a_full_disk_is_one_warning_and_leaves_no_empty_file(
+    tmp_path: Path,
+    at: int,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    event_files: ModuleType,
+) -> None:
+    """Full from the record `at` on: the file's first, or a sample's."""
+    now = [1e9]
+
+    def later() -> float:
+        now[0] += 1  # files are named by the second
+        return now[0]
+
+    class Full(io.FileIO):
+        records = 0
+
+        def write(self, data: object) -> int:
+            Full.records += 1
+            if Full.records > at:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return super().write(data)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(events.time, "time", later)
+    monkeypatch.setattr(events, "open", lambda path, mode, buffering: Full(path, mode), raising=False)
+    source = Source()
+    watched = watch("lms", source, Outputs(tmp_path))
+    wait_for(lambda: source.looks > 5)
+    watched.close()
+    assert capfd.readouterr().err == (
+        f"lms: warning: --tensorboard={str(tmp_path)!r}: No space left on device; the training goes on\n"
+    )
+    files = list(tmp_path.iterdir())
+    assert len(files) == min(at, 1)
+    assert [len(event_files.read(one)) for one in files] == [2] * len(files)
+    assert Full.records > at + 1, "it is tried again: there may be room later"
 
 
 def test_a_source_that_fails_is_one_warning(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

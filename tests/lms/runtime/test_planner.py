@@ -347,6 +347,36 @@ def test_a_pause_counts_as_a_peak_and_ends_no_training(make: Planner, machine: o
     assert not planner.peaks.exceeded_lately
 
 
+def test_the_most_between_two_passes_is_known_and_neither_pauses_nor_a_measured_link_count(
+    make: Planner, machine: object, tier: object
+) -> None:
+    link = tier.link()
+
+    def calibrate(nbytes: int, piece: int = 0) -> object:
+        machine.most = 9000
+        return link
+
+    tier.link, tier.calibrate = lambda: None, calibrate
+    planner = make(limit=10_000)
+    planner.peaks.before_a_pass()
+    assert planner.peaks.between == 0, "the time before the first pass is not one between two"
+    run(planner, [50] * 4, other=300)
+    machine.most = 700
+    planner.peaks.pause()
+    machine.most = 2000
+    planner.peaks.resume()
+    machine.most = 600
+    assert planner.maker.link() is link
+    machine.most = 600
+    assert planner.peaks.between == 700
+    run(planner, [50] * 4, other=300)
+    assert planner.peaks.between == 700
+    machine.most = 800
+    planner.peaks.close()
+    machine.most = 5000
+    assert planner.peaks.between == 800
+
+
 def test_what_the_optimizers_step_needed_before_a_pause_is_not_forgotten(make: Planner, machine: object) -> None:
     planner = make(limit=1000)
     for _ in range(2):

@@ -147,9 +147,22 @@ def test_an_interrupt_prints_and_writes_what_there_is(
 ) -> None:
     monkeypatch.setattr(sweep_cli, "execute", Runs(interrupted_at=3))
     assert cli.main(["sweep", "train.py"]) == 130
-    header, plain, managed = capsys.readouterr().out.splitlines()
+    out, err = capsys.readouterr()
+    assert "lms: interrupted: 3 of 6 runs are over\n" in err
+    header, plain, managed = out.splitlines()
     assert (header.split()[0], plain.split()[0], managed.split()[:2]) == ("run", "plain", ["LMS", "75%"])
     assert "LMS 75%" in (script / "sweep.html").read_text()
+
+
+def test_what_runs_is_said_before_the_first_run_is_over(
+    script: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sweep_cli, "execute", Runs(interrupted_at=0))
+    assert cli.main(["sweep", "--limits", "75%,12GB", "--beside", "train.py x", "train.py"]) == 130
+    first, last = capsys.readouterr().err.splitlines()
+    runs = "plain, lms plan, LMS 75%, LMS 12GB, train.py x"
+    assert first == f"lms: runs of train.py, one after another: {runs}; their logs are in {script}"
+    assert last == "lms: interrupted: 0 of 5 runs are over"
 
 
 def test_without_the_saved_bytes_a_share_says_why_and_a_size_runs(

@@ -2,6 +2,7 @@
 
 import json
 import re
+import resource
 import sys
 from pathlib import Path
 
@@ -42,7 +43,7 @@ def ended(tmp_path: Path, source: str) -> Row:
     stats = tmp_path / "stats.json"
     command = [sys.executable, "-c", source, str(stats)]
     return with_figures(
-        Row("LMS 50%", "lms", "budget 5 MB"), *execute(command, tmp_path / "logs" / "log", print), stats
+        Row("LMS 50%", "lms", "budget 5 MB"), *execute(command, tmp_path / "logs" / "log", lambda _: None), stats
     )
 
 
@@ -74,6 +75,27 @@ def test_a_run_that_fails_says_why_and_has_no_figures(source: str, note: str, tm
     row = ended(tmp_path, source)
     assert (row.peak, row.step) == (None, None)
     assert re.search(note, row.note)
+
+
+def test_a_run_whose_log_cannot_be_written_says_that(tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+    try:
+        row = ended(tmp_path, "print('much'); 1 / 0")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert row.note == f"exit status 1: its log '{tmp_path}/logs/log' cannot be written: File too large"
+
+
+def test_a_run_that_fills_the_disk_says_that_after_its_last_words(tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, before[1]))
+    try:
+        row = ended(tmp_path, "print('last', flush=True); print('much' * 100, flush=True)")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert re.fullmatch(r"exit status 1: .*; its log '.*/log' cannot be written: File too large", row.note)
+    assert (tmp_path / "logs" / "log").read_text() == "last\nmuchm"
 
 
 def test_a_run_of_one_step_has_a_peak_and_says_that_there_is_no_step_time(tmp_path: Path) -> None:

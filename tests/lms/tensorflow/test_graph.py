@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 pytest.importorskip("tensorflow", reason="no TensorFlow")
@@ -179,6 +181,28 @@ def test_a_view_of_what_came_back_is_made_again() -> None:
     assert view.op == "Reshape"
     assert nodes[view.input[0]].op == "LmsSwapIn"
     assert view.input[1] == "shape"
+
+
+def test_several_tensors_that_are_handed_on_are_no_new_ones() -> None:
+    definition, knowledge = chain()
+    definition.node.add(name="v", op="IdentityN", input=["f0", "f1"], device="/device:CPU:0")
+    output = knowledge.outputs["f1"][0]
+    knowledge = replace(knowledge, outputs={**knowledge.outputs, "v": (output, output)})
+    next(node for node in definition.node if node.name == "b1").input[0] = "v:1"
+    step, swaps = planned(definition, knowledge, budget=0)
+    assert not any(storage.source[0] == "v" for storage in step.storages)
+    edit(definition, step, swaps, _tier(), "lms_", plan=1)
+    nodes = {node.name: node for node in definition.node}
+    back = nodes[nodes["b1"].input[0]]
+    assert (back.op, nodes[back.input[0]].input[0]) == ("LmsSwapIn", "f1:0")
+
+
+def test_what_is_left_of_a_call_makes_nothing() -> None:
+    definition, knowledge = chain()
+    definition.node.add(name="call", op="NoOp", device="/device:CPU:0")
+    knowledge = replace(knowledge, outputs={**knowledge.outputs, "call": knowledge.outputs["f1"]})
+    step, _ = planned(definition, knowledge, budget=0)
+    assert not any(storage.source[0] == "call" for storage in step.storages)
 
 
 def test_nothing_waits_for_what_runs_in_a_branch_alone() -> None:

@@ -46,6 +46,16 @@ def test_a_function_knows_that_xla_compiles_it() -> None:
     assert copy._jit_compile is True, "Function._clone, which lms/tensorflow/decorator.py uses, forgets options"
 
 
+def test_a_graph_knows_the_functions_that_it_calls() -> None:
+    inner = tf.function(lambda x: tf.tanh(x, name="inside"))
+    graph = tf.function(lambda: inner(tf.constant(1.0))).get_concrete_function().graph
+    (call,) = (op for op in graph.get_operations() if op.type == "PartitionedCall")
+    found = graph._get_function(call.get_attr("f").name)
+    assert "inside" in [op.name for op in found.graph.get_operations()], (
+        "Graph._get_function(...).graph, which lms/tensorflow/traced.py uses, is not the function's graph any more"
+    )
+
+
 def test_fit_calls_the_train_function_that_a_callback_has_set() -> None:
     called = []
 

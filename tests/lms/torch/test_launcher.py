@@ -17,6 +17,7 @@ from lms.core.link import Link
 from lms.core.plan import Plan
 from lms.core.schedule import Swap
 from lms.core.simulate import Forecast
+from lms.core.trace import Access, Tensor
 from lms.options import Options
 from lms.target import Target
 from lms.torch import launcher
@@ -446,6 +447,46 @@ def test_plan_stops_the_script_after_two_steps_and_answers(run_lms: Lms, train: 
     assert Trace.load(trace).link
     simulated = run_lms("simulate", trace)
     assert simulated.stdout in done.stdout
+
+
+def test_the_step_has_the_scratch_memory_of_whichever_pass_needed_more() -> None:
+    accesses = (Access("write", 0, 1.0, other=300), Access("read", 0, 1.0, other=500))
+    step = Trace((Tensor(10, freed=2),), accesses, tail_other=300)
+    first = step.with_measured([9.0] * 3, [200, 540, 200])
+    assert launcher._with_more(step, first) == step.with_measured(step.times, [300, 540, 300])
+    other = Trace((Tensor(99, freed=2),), accesses, tail_other=900)
+    assert launcher._with_more(step, other) == launcher._with_more(step, None) == step, "it is no pass like this one"
+
+
+# Few bytes are saved, and Adam's step needs more than forward and backward do.
+HEAVY_STEP = """
+import sys
+
+import torch
+
+torch.manual_seed(0)
+model = torch.nn.Sequential(
+    torch.nn.Conv2d(3, 16, 3, padding=1), torch.nn.ReLU(), torch.nn.Flatten(),
+    torch.nn.Linear(16 * 32 * 32, 512), torch.nn.Tanh(), torch.nn.Linear(512, 512), torch.nn.Tanh(),
+)
+optimizer = torch.optim.Adam(model.parameters())
+for step in range(int(sys.argv[1])):
+    model(torch.randn(8, 3, 32, 32)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_the_lowest_limit_of_the_table_holds_in_the_optimizers_step_too(run_lms: Lms, tmp_path: Path) -> None:
+    script, document, stats = tmp_path / "train.py", tmp_path / "limits.json", tmp_path / "stats.json"
+    script.write_text(HEAVY_STEP)
+    assert run_lms("plan", "--json", document, script, "9").returncode == 0
+    answer = json.loads(document.read_text())
+    assert answer["floor_module"] == "the time between two passes"
+    lowest = answer["limits"][-1]["limit"]
+    done = run_lms("run", "--limit", str(lowest), "--stats", stats, script, "4")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(stats.read_text())["peak"] <= lowest * (1 + 1 / 256), "the reserve of plans"
 
 
 # Evaluates, and then trains and waits for its data. Its arguments: passes a step, and seconds of waiting in each.

@@ -102,7 +102,8 @@ Path(sys.argv[1]).touch()
 while len([name for name in os.listdir() if name.startswith("0.")]) < 2:
     time.sleep(0.01)
 print("loss=1")
-print("lms: error: the floor is 5 GB")
+print("lms: error: the floor is 5 GB. Raise the limit")
+print("the job has ended")
 sys.exit(3)
 """
 
@@ -112,11 +113,19 @@ def test_what_is_below_the_floor_is_tried_alone_and_then_infeasible(tmp_path: Pa
     done = subprocess.run(words, cwd=tmp_path, stderr=subprocess.PIPE, text=True, timeout=100)
     assert "it will be tried alone, with all the memory" in done.stderr
     assert "3 trials are below LMS's floor, alone too" in done.stderr
-    assert "so the search ends: the floor is 5 GB. Give more" in done.stderr
+    assert "so the search ends: the floor is 5 GB. Raise the limit. Give more" in done.stderr
     assert "Warning" not in done.stderr  # of steps that a trial says again
     trials = study(tmp_path).trials
     assert [one.state.name for one in trials[:2]] == ["PRUNED", "PRUNED"]
-    assert trials[0].user_attrs["lms:outcome"] == "infeasible: below the floor"
+    assert trials[0].user_attrs["lms:outcome"] == "infeasible: the floor is 5 GB"
+
+
+def test_a_search_of_which_every_trial_is_below_the_floor_names_the_floor(tmp_path: Path) -> None:
+    script = "print('lms: rank 1: error: the floor is 5 GB'); raise SystemExit(3)"
+    words = worker(tmp_path, script, trials=2)
+    done = subprocess.run(words, cwd=tmp_path, stderr=subprocess.PIPE, text=True, timeout=100)
+    assert "LimitError: 2 trials are below LMS's floor, alone too, and no trial has a value" in done.stderr
+    assert done.stderr.count("the floor is 5 GB") == 3, "said of each trial, and at the end"
 
 
 def test_a_first_trial_that_fails_ends_the_search_and_does_not_count(tmp_path: Path) -> None:

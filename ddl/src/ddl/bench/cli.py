@@ -67,18 +67,15 @@ def main(words: Sequence[str]) -> int:
     entered = _entered(asked, planned)
     with process.unwinding(), tempfile.TemporaryDirectory(prefix="ddlrun-bench-") as name:
         outcome = _measure(asked, planned, entered, Path(name), environ)
-    if outcome.turns:
-        show(figures.table(outcome.turns, ranks, contestants.DDL, bound))
-    for one in outcome.left_out:
-        show(figures.words(one))
+    errors = [outcome.error, _show(outcome, ranks, bound)]  # each is tried, whatever became of the others
     if asked.json is not None:
-        _write(asked.json, "--json", lambda path: _keep(path, asked, planned, outcome))
+        errors.append(_write(asked.json, "--json", lambda path: _keep(path, asked, planned, outcome)))
     if asked.plot is not None and outcome.turns:
         hosts = checks.plural(len(planned.counts), "host")
         drawn = chart.draw(outcome.turns, bound, f"allreduce, float32, {checks.plural(ranks, 'rank')} on {hosts}")
-        _write(asked.plot, "--plot", lambda path: picture.write(drawn, path))
-    if outcome.error:
-        raise LaunchError(f"ddlrun bench: {outcome.error}")
+        errors.append(_write(asked.plot, "--plot", lambda path: picture.write(drawn, path)))
+    if any(errors):
+        raise LaunchError(f"ddlrun bench: {'; '.join(filter(None, errors))}")
     return 1 if any(one.wrong for one in outcome.left_out) else 0
 
 
@@ -181,11 +178,25 @@ def _progress() -> Callable[[str], None]:
     return lambda text: print(f"\r{text}\x1b[K", end="", file=sys.stderr, flush=True)
 
 
-def _write(path: Path, option: str, write: Callable[[Path], None]) -> None:
+def _show(outcome: Outcome, ranks: int, bound: figures.Bound | None) -> str:
+    """Print the figures. Returns why it could not ("": it could)."""
+    try:
+        if outcome.turns:
+            show(figures.table(outcome.turns, ranks, contestants.DDL, bound))
+        for one in outcome.left_out:
+            show(figures.words(one))
+    except LaunchError as error:
+        return str(error)
+    return ""
+
+
+def _write(path: Path, option: str, write: Callable[[Path], None]) -> str:
+    """Returns why the file could not be written ("": it could)."""
     try:
         write(path)
     except OSError as error:
-        raise LaunchError(f"ddlrun bench: {option} {path}: could not be written: {error.strerror}") from None
+        return f"{option} {path}: could not be written: {error.strerror}"
+    return ""
 
 
 def _keep(path: Path, asked: options.Bench, planned: Job, outcome: Outcome) -> None:

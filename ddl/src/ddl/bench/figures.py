@@ -1,8 +1,8 @@
 """The figures: bandwidths, shares of the bound, ratios. Pure.
 
-- algorithm bandwidth: bytes of the buffer over the time - bus bandwidth: 2 (n - 1) / n x algorithm bandwidth, which
-  each rank's link carries at least. It can be compared with a link's rate for any number of ranks (the definition of
-  nccl-tests)
+- algorithm bandwidth: bytes of the buffer over the time
+- bus bandwidth: 2 (n - 1) / n x algorithm bandwidth, which each rank's link carries at least. It can be compared with a
+  link's rate for any number of ranks (the definition of nccl-tests)
 - bound: the least time of any algorithm on the described network (`ddl_bounds.cut`)
 - ratio to DDL: the median over rounds of the other's time over DDL's of the same round
 """
@@ -50,14 +50,16 @@ def table(turns: Sequence[Turns], ranks: int, base: str, bound: Bound | None = N
         here = {one.name: one for one in turns if one.size == size}
         for name, one in sorted(here.items(), key=lambda pair: pair[1].median):
             line = f"{format_size(size):>9}  {name:<{width}}  {format_time(one.median):>10}"
-            line += f"  {format_bytes(size / one.median):>12}"
-            line += f"  {format_bytes(bus_bandwidth(ranks, size, one.median)):>12}"
+            for rate in (size / one.median, bus_bandwidth(ranks, size, one.median)):
+                line += f"  {format_bytes(rate) if ranks > 1 else '-':>12}"
             line += f"  {bound(size) / one.median:>10.0%}" if bound else ""
             if len(names) > 1 and base in here:
                 apart = spread(one)
                 line += f"  {median(ratios(one, here[base])):.2f}"
                 line += " (one round)" if apart is None else f" (± {apart:.0%})"
             lines.append(line)
+    if ranks == 1:
+        lines.append("one rank sends nothing: a time is that of a call and its copy")
     return "\n".join(lines)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
@@ -120,6 +121,7 @@ def _pattern(text: str) -> re.Pattern[str]:
 
 
 def _seconds(text: str) -> float:
-    if not 0 < float(text) < inf:
-        raise ValueError(f"{text!r}: expected seconds above 0")
-    return float(text)
+    with suppress(ValueError):
+        if 0 < (seconds := float(text)) < inf:
+            return seconds
+    raise ValueError(f"{text!r}: expected seconds above 0")

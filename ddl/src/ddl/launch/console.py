@@ -49,6 +49,8 @@ def _tell(line: str) -> None:
 def _print(line: str, stream: TextIO | None) -> None:
     if stream is None:  # closed by our caller: print would take stdout instead
         return
+    encoding = stream.encoding or "utf-8"
+    line = line.encode(encoding, "backslashreplace").decode(encoding)  # LANG may name one without every character
     try:
         print(line, file=stream, flush=True)
     except OSError:

@@ -18,7 +18,7 @@ def read(path: Path) -> str:
         text = file.read(MOST_BYTES + 1)
     if len(text) > MOST_BYTES:
         raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(path))
-    return text.decode().replace("\r\n", "\n")
+    return text.decode("utf-8-sig").replace("\r\n", "\n")
 
 
 def named(path: Path, name: str, expected: str) -> str:

@@ -73,7 +73,7 @@ def find(given: Path | None = None, *, beside: Path | None = None, path: str | N
     if given is not None:
         found, reason = shutil.which(given), "--mpirun"
         if found is None:
-            why = f"--mpirun {given} is not a program that can be run; expected the path of an mpirun"
+            why = f"{given} is not a program that can be run; expected the path of an mpirun"
             raise CheckError("mpirun", why)
     elif found := shutil.which(folder / "mpirun"):
         reason = "beside this python"

@@ -1,10 +1,11 @@
-"""Output files, written whole or not at all. Links are followed; devices and FIFOs are written in place."""
+"""Output files, written whole or not at all. Links are followed; devices, FIFOs and stdout are written in place."""
 
 from __future__ import annotations
 
 import os
 import stat
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 from ddl.launch.counts import quoted
@@ -19,6 +20,8 @@ def output_file(text: str) -> Path:
     Raises ValueError, before anything is computed.
     """
     path = Path(text)
+    if _own(path) is not None:
+        return path
     try:
         mode = _mode(path)
     except OSError as error:
@@ -36,9 +39,14 @@ def output_file(text: str) -> Path:
 def write(path: Path, content: bytes) -> None:
     """Write `content` to a file beside `path`, then rename it, so that no reader ever sees a part.
 
-    A link stays a link, and its target is written. A device or a FIFO is written in place. Raises OSError as the file
-    system does; nothing is left behind then.
+    A link stays a link, and its target is written. A device or a FIFO is written in place, and so is what stdout and
+    stderr go to, by whatever name: what they have said stays. Raises OSError as the file system does; nothing is left
+    behind then.
     """
+    if (own := _own(path)) is not None:
+        with suppress(BrokenPipeError), open(own, "wb", closefd=False) as file:  # as for console.show
+            file.write(content)
+        return
     if _is_special(_mode(path)):
         with open(path, "wb") as file:
             file.write(content)
@@ -53,6 +61,15 @@ def write(path: Path, content: bytes) -> None:
     except BaseException:
         os.unlink(aside)
         raise
+
+
+def _own(path: Path) -> int | None:
+    """This process's stdout or stderr, if `path` leads to the same file: /dev/stdout does."""
+    for descriptor in (1, 2):
+        with suppress(OSError):
+            if os.path.samestat(os.stat(path), os.fstat(descriptor)):
+                return descriptor
+    return None
 
 
 def _mode(path: Path) -> int:

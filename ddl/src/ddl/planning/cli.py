@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -93,7 +95,8 @@ def _refuse(asked: argparse.Namespace) -> None:
 def _plan(asked: argparse.Namespace) -> int:
     described = _network(asked)
     plan = None if asked.mode is None and asked.chunks is None else Plan(asked.mode, asked.chunks or 0)
-    made = report.study(described, asked.size, asked.type, plan)
+    with _interruptible():
+        made = report.study(described, asked.size, asked.type, plan)
     steps = None
     if asked.schedule:
         # The library's choice, unless a plan was given.
@@ -112,6 +115,18 @@ def _plan(asked: argparse.Namespace) -> int:
     if asked.plot:
         _write(picture.draw_times(described, asked.type, plan), asked.plot)
     return 0
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Ctrl-C ends this process at once: Python's handler would wait for libddl, which may simulate for minutes."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _scaling(asked: argparse.Namespace) -> int:
@@ -198,7 +213,13 @@ def _parser() -> argparse.ArgumentParser:
 
     add = parser.add_argument_group("what is shown").add_argument
     add("--schedule", action="store_true", help="print the steps of one rank, too")
-    add("--rank", type=int, default=0, metavar="N", help="that rank (default 0)")
+    add(
+        "--rank",
+        type=read(lambda text: arguments.count(text, least=0)),
+        default=0,
+        metavar="N",
+        help="that rank (default 0)",
+    )
     add("--json", action="store_true", help="print JSON: seconds, bytes, bytes a second")
     add(
         "--plot", type=read(output_file), metavar="FILE",

@@ -275,10 +275,11 @@ def _tiers(made: Study) -> str:
         crossing = made.chosen.tier_bytes[at:] if at else made.chosen.tier_bytes[:1]
         seconds = made.network.ranks / made.network.children(at) * sum(crossing) / level.bandwidth
         busy = seconds / made.chosen.seconds if made.chosen.seconds else 0.0
+        messages = made.chosen.tier_messages[at]
         rows.append(
             (
                 level.name,
-                f"{made.chosen.tier_messages[at]:,.4g}",
+                f"{messages:,.0f}" if messages >= 1000 else f"{messages:.4g}",
                 format_size(made.chosen.tier_bytes[at]),
                 f"{busy:.0%} of the time",
             )

@@ -10,20 +10,21 @@ _VALUE = re.compile(_NUMBER + r"([A-Za-zµ/]*)\s*")
 # forecasts.
 _LEAST_RATE, _MOST_RATE = 1e-6, 1e18  # bytes a second
 _MOST_SECONDS = 1e9
-_SIZES = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+_MOST_SIZE = 2**44  # bytes: the chunks of more take minutes and gigabytes to simulate
 _BITS = {"bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9, "tbit": 10**12}
-_BYTES = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+_BYTES = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
+_BYTES |= {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 _TIMES = {"s": 1.0, "ms": 1e3, "us": 1e6, "µs": 1e6, "ns": 1e9}  # units in a second
 
 
-def parse_size(text: str | int) -> int:
+def parse_size(text: str) -> int:
     """Bytes of `64MiB`, `1.5GB` or `4096`. Raises ValueError."""
-    if isinstance(text, int) and not isinstance(text, bool) and text > 0:
-        return text
-    number, unit = _split(text, "a size, such as 64MiB, 1.5GB or a number of bytes")
-    if unit.lower() not in _SIZES or not 1 <= number * _SIZES[unit.lower()] < 2**53:
-        raise ValueError(f"{text!r}: expected a size of 1 byte or more, such as 64MiB, 1.5GB or a number of bytes")
-    return round(number * _SIZES[unit.lower()])
+    what = "a size from 1 byte to 16 TiB, such as 64MiB, 1.5GB or a number of bytes"
+    number, unit = _split(text, what)
+    size = number * (_BYTES.get(unit.lower(), 0) if unit else 1)
+    if not 1 <= size <= _MOST_SIZE:
+        raise ValueError(f"{text!r}: expected {what}")
+    return round(size)
 
 
 def parse_rate(text: str | float) -> float:
@@ -58,8 +59,8 @@ def parse_time(text: str | float) -> float:
 
 def format_size(nbytes: float) -> str:
     """Bytes in binary units: `64 MiB`, `1.5 KiB`."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if nbytes < 1024 or unit == "GiB":
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB", "PiB"):
+        if float(f"{nbytes:.4g}") < 1024 or unit == "PiB":
             break
         nbytes /= 1024
     return f"{nbytes:.4g} {unit}"
@@ -67,12 +68,13 @@ def format_size(nbytes: float) -> str:
 
 def format_bits(rate: float) -> str:
     """A rate, given in bytes a second, as bits a second: `200 Mbit/s`."""
-    return _scaled(8 * rate, (("Tbit/s", 1e12), ("Gbit/s", 1e9), ("Mbit/s", 1e6), ("kbit/s", 1e3), ("bit/s", 1.0)))
+    units = (("Pbit/s", 1e15), ("Tbit/s", 1e12), ("Gbit/s", 1e9), ("Mbit/s", 1e6), ("kbit/s", 1e3), ("bit/s", 1.0))
+    return _scaled(8 * rate, units)
 
 
 def format_bytes(rate: float) -> str:
     """A rate in bytes a second: `12.5 GB/s`."""
-    return _scaled(rate, (("GB/s", 1e9), ("MB/s", 1e6), ("kB/s", 1e3), ("B/s", 1.0)))
+    return _scaled(rate, (("PB/s", 1e15), ("TB/s", 1e12), ("GB/s", 1e9), ("MB/s", 1e6), ("kB/s", 1e3), ("B/s", 1.0)))
 
 
 def format_time(seconds: float) -> str:

@@ -235,7 +235,7 @@ class Holdings(Generic[I]):
             item.stored = False
             raise afresh(copy.failed)
 
-    # Steps of these ways
+    # Parts of these
 
     def _copy_out(self, item: I) -> bool:
         """Start the item's copy out. False if it must stay."""

@@ -97,10 +97,14 @@ def make_plan(
     gaps = find_gaps(trace)
     least, where = floor(trace, gaps)
     if limit is not None and least > limit:
+        smaller = (
+            "have what runs then, such as the optimizer's step, need less"
+            if where == BETWEEN
+            else "make that module's working set smaller (batch, resolution, width)"
+        )
         raise LimitError(
             f"limit {format_size(limit)} is below the floor of {format_size(least)}: with every tensor swapped, "
-            f"{where} still needs that much. Raise the limit to {format_size(least * 1.02)} or more, "
-            "or make that module's working set smaller (batch, resolution, width)"
+            f"{where} still needs that much. Raise the limit to {format_size(least * 1.02)} or more, or {smaller}"
         )
     cap = caps(trace, gaps, limit=limit, budget=budget)
     target = _target(trace, gaps, cap, bounded=limit is not None)
@@ -136,12 +140,40 @@ def plain_peak(trace: Trace) -> int:
     return int((_others(trace) + held_before(trace, [])).max(initial=0)) if any(trace.others) else 0
 
 
+BETWEEN = "the time between two passes"  # where the floor can be, if in no module
+
+
+def step_peak(trace: Trace, plan: Plan) -> int:
+    """The most bytes foreseen on the device, in the pass and between two passes; 0 when the pass was not measured."""
+    return max(plan.forecast.resident_peak, trace.between) if plan.forecast.resident_peak else 0
+
+
+def first_peak(trace: Trace, limit: int) -> int:
+    """About the most bytes on the device in the first pass like this one, which has no plan; 0 if it was not measured.
+
+    Such a pass leaves room for the scratch memory of the operations so far and for two more tensors (PassPlanner.room).
+    """
+    if not any(trace.others):
+        return 0
+    plain, least = held_before(trace, []), held_before(trace, find_gaps(trace))
+    peak, worst, largest, room = 0, 0, 0, limit
+    for at, other in enumerate(trace.others):
+        peak = max(peak, other + min(int(plain[at]), max(room, int(least[at]))))
+        if at < len(trace.accesses):
+            worst, tensor = max(worst, other), trace.tensors[trace.accesses[at].tensor]
+            largest = max(largest, 0 if tensor.pinned else tensor.nbytes)
+            room = limit - worst - 2 * largest
+    return peak
+
+
 def floor(trace: Trace, gaps: Sequence[Gap] | None = None) -> tuple[int, str]:
-    """The resident peak with a budget of zero, and the module whose working set it is; 0 and "" when not measured."""
+    """The peak with a budget of zero, and whose it is: a module's, or `BETWEEN`. 0 and "" when not measured."""
     if not any(trace.others):
         return 0, ""
     resident = _others(trace) + held_before(trace, find_gaps(trace) if gaps is None else gaps)
     where = int(resident.argmax())
+    if trace.between > resident[where]:
+        return trace.between, BETWEEN
     access = trace.accesses[min(where, len(trace.accesses) - 1)] if trace.accesses else None
     name = trace.tensors[access.tensor].module if access is not None else ""
     return int(resident[where]), f"module {name!r}" if name else "the model"
@@ -150,13 +182,13 @@ def floor(trace: Trace, gaps: Sequence[Gap] | None = None) -> tuple[int, str]:
 def table(trace: Trace, link: Link, shares: Sequence[float] = (1.0, 0.75, 0.5, 0.35, 0.25, 0.0)) -> list[Plan]:
     """A plan for each share of the saved bytes that may stay: what a limit costs, before it is paid.
 
-    Each plan's `limit` is the one to ask for: its predicted resident peak and one tensor of room.
+    Each plan's `limit` is the one to ask for: its predicted peak, and room for one tensor or 2%, whichever is more.
     """
     rows = []
     for share in shares:
         row = make_plan(trace, link, budget=int(share * trace.saved))
-        peak = row.forecast.resident_peak
-        rows.append(replace(row, limit=peak + trace.largest if peak else None))
+        peak = step_peak(trace, row)
+        rows.append(replace(row, limit=peak + max(trace.largest, peak // _ROOM) if peak else None))
     return rows
 
 
@@ -212,6 +244,7 @@ def _target(trace: Trace, gaps: Sequence[Gap], cap: Bytes, *, bounded: bool) -> 
     return np.maximum(target, held_at(trace, gaps), out=target)
 
 
+_ROOM = 50  # the part of a peak that is left free, as plans do until the first copies were measured
 _ALIKE = 1.01  # times of steps within this factor count as equal
 _SLOWER = 0.8  # links vary; of two plans the one is better that is on a link of this share of the bandwidth
 

@@ -69,6 +69,7 @@ class Trace:
     tail_other: int = 0  # as Access.other, for the tail
     cycle: float = 0.0  # seconds from one optimizer step to the next, all that LMS added left out; 0: not measured
     busy: float = 0.0  # the seconds of the cycle in which the device computed
+    between: int = 0  # most device bytes between two passes, as in the optimizer's step; 0: not measured
     # Passes in a cycle, each counted by its saved bytes over this one's.
     passes: Annotated[float, (0.0, MOST_PASSES)] = 1.0
     link: Mapping[str, object] = field(default_factory=dict)  # the link that was measured with it (lms.link.Link)
@@ -112,6 +113,11 @@ class Trace:
     def saved(self) -> int:
         """Bytes that may move: all tensors but the pinned."""
         return sum(tensor.nbytes for tensor in self.tensors if not tensor.pinned)
+
+    @cached_property
+    def movable(self) -> int:
+        """How many tensors may move: all but the pinned."""
+        return sum(not tensor.pinned for tensor in self.tensors)
 
     @cached_property
     def largest(self) -> int:

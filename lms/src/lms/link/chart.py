@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from lms.drawing import BLUE, GREY, ORANGE, figure, plain
 from lms.errors import UsageError
+from lms.link import table
 from lms.link.comparison import Comparison, Prediction, Row
 from lms.link.gpu import Gpu
 from lms.link.profile import KINDS
@@ -35,7 +36,7 @@ def check(path: Path) -> None:
 
 
 def draw_comparison(comparison: Comparison, *, speedup: float = 1.0) -> Figure:
-    """Left: the rate of each kind of link on both machines. Right, with a trace: the time of its step on each."""
+    """Left: the rate of each kind of link on both machines. Right, with a trace: the time of its pass on each."""
     drawn = figure((11.5 if comparison.step else 6.5, 4.6))
     axes = drawn.subplots(
         1, 2 if comparison.step else 1, squeeze=False, width_ratios=(1.15, 1)[: 1 + bool(comparison.step)]
@@ -66,7 +67,7 @@ def _draw_rates(axes: Axes, comparison: Comparison) -> None:
     axes.set_yticks(range(len(rows)), labels, fontsize=9)
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.set_xlabel("GB/s, each way (log)")
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.xaxis.set_major_formatter(lambda value, _: table.plain(value))
     plain(axes, "x", "What the links carry")
     for name, colour, marker in zip(_names(comparison), (ONE, OTHER), "os", strict=True):
         axes.plot([], [], color=colour, marker=marker, linestyle="", label=name)
@@ -104,7 +105,7 @@ def _plain(text: str) -> str:
 
 
 def _ratio(ratio: float) -> str:
-    return f"{ratio:.2g} : 1" if ratio >= 1 else f"1 : {1 / ratio:.2g}"
+    return f"{table.plain(ratio)} : 1" if ratio >= 1 else f"1 : {table.plain(1 / ratio)}"
 
 
 def _draw_step(axes: Axes, comparison: Comparison, step: tuple[Prediction, Prediction], speedup: float) -> None:
@@ -115,10 +116,10 @@ def _draw_step(axes: Axes, comparison: Comparison, step: tuple[Prediction, Predi
     axes.invert_xaxis()
     axes.set_ylim(bottom=0)
     axes.set_xlabel("saved bytes that may stay in the device (%)")
-    axes.set_ylabel("step time over its computation")
-    plain(axes, "y", "What a recorded step takes")
+    axes.set_ylabel("pass over its computation alone")
+    plain(axes, "y", "What a pass of the recorded step takes")
     if speedup != 1.0:
-        faster = f"its computation {speedup:g} times as fast as recorded"
+        faster = f"its computation {speedup:.15g} times as fast as recorded"
         axes.annotate(faster, (0, 1), xytext=(0, 8), xycoords="axes fraction", textcoords="offset points", fontsize=8.5)
     axes.legend(loc="upper left", frameon=False, fontsize=8.5)
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -47,7 +49,11 @@ def _add_measure(commands: Commands) -> None:
         "  lms link measure --quick -o here.json\n"
         "  lms link measure --only file --dir /scratch\n",
     )
-    parser.add_argument("--quick", action="store_true", help="less than 10 s: fewer sizes, up to 256 MiB")
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="less than 10 s: up to 256 MiB (in memory twice the caches, if more), and twice as much memory",
+    )
     parser.add_argument("-o", "--output", metavar="FILE.json", type=Path, help="write the figures: for show, compare")
     parser.add_argument(
         "--dir", metavar="DIR", type=Path, help="folder whose disk is measured (default: the temporary folder)"
@@ -82,10 +88,10 @@ def _add_compare(commands: Commands) -> None:
     parser = command(
         commands,
         "compare",
-        "compare two machines, and a recorded step on each",
-        "The links of two machines side by side and, with the trace of a step, what that step would take on each, how\n"
-        "long it would wait, and the largest batch. A and B are files that `lms link measure -o` wrote, records of\n"
-        "`ddlrun bench --json`, or described machines:\n"
+        "compare two machines, and a pass of a recorded step on each",
+        "The links of two machines side by side and, with the trace of a step, what a pass of it would take on each,\n"
+        "how long it would wait, and the largest batch. A and B are files that `lms link measure -o` wrote, records\n"
+        "of `ddlrun bench --json`, or described machines:\n"
         f"  {', '.join(catalogue.names())}",
         "examples:\n"
         "  lms link compare ac922-4 pcie-3\n"
@@ -103,12 +109,14 @@ def _add_compare(commands: Commands) -> None:
 
 
 def _factor(text: str) -> float:
+    from lms.link.comparison import FASTEST  # here, because it loads NumPy
+
     try:
         factor = float(text)
     except ValueError:
         factor = 0.0
-    if not 0 < factor < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a number above 0")
+    if not 1 / FASTEST <= factor <= FASTEST:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a number from {1 / FASTEST:f} to {FASTEST:.0f}")
     return factor
 
 
@@ -142,38 +150,36 @@ def _measure(args: argparse.Namespace) -> int:
     check_output("--output", args.output)
     folder = args.dir if args.dir is not None else Path(tempfile.gettempdir())
     profile = measure(folder, quick=args.quick, kinds=args.only, name=args.name)
-    print(table.text(profile), flush=True)
-    if args.output is not None:
-        write_output("--output", args.output, profile.to_json().encode())
-    return 0
+    return _tell(table.text(profile), ("--output", args.output, lambda: profile.to_json().encode()))
 
 
 def _show(args: argparse.Namespace) -> int:
-    from lms.link import catalogue, show, table
+    from lms.link import catalogue, chart, show, table
 
     if args.profile is not None:
         for option, given in (("--gpu", args.gpu), ("--measured", args.measured), ("--picture", args.picture)):
             if given is not None:
                 raise UsageError(f"{option}: about this machine; without effect on PROFILE={args.profile!r}")
         profile = catalogue.load(args.profile)
-        print(profile.to_json() if args.json else table.text(profile))
-        return 0
+        return _tell(profile.to_json() if args.json else table.text(profile))
     if args.picture is not None:
-        from lms.link import chart
-
         chart.check(args.picture)
         check_output("--picture", args.picture)
     folder = args.dir if args.dir is not None else Path(tempfile.gettempdir())
     measured = catalogue.load(args.measured) if args.measured is not None else None
     shown = show.this_machine(folder, only=args.gpu, measured=measured)
-    if args.picture is not None:
-        if not shown.gpus:
-            why = "; ".join(one.why for one in shown.profile.absent)
-            raise UsageError(f"--picture={str(args.picture)!r}: there is no GPU to draw ({why})")
+    if args.picture is not None and not shown.gpus:
+        why = "; ".join(one.why for one in shown.profile.absent)
+        raise UsageError(
+            f"--picture={str(args.picture)!r}: there is no GPU to draw here ({why}); "
+            "leave the option out to see the other links"
+        )
+
+    def picture() -> bytes:
         figure = chart.draw_topology(shown.gpus, shown.matrix, f"GPUs of {shown.profile.name}")
-        write_output("--picture", args.picture, encoded(figure, args.picture.suffix))
-    print(show.document(shown) if args.json else show.text(shown))
-    return 0
+        return encoded(figure, args.picture.suffix)
+
+    return _tell(show.document(shown) if args.json else show.text(shown), ("--picture", args.picture, picture))
 
 
 def _compare(args: argparse.Namespace) -> int:
@@ -192,10 +198,27 @@ def _compare(args: argparse.Namespace) -> int:
         found = compare(one, other, trace, speedup=args.speedup)
     except ValueError as error:
         raise UsageError(str(error)) from None
-    print(comparison_text.text(found, speedup=args.speedup), flush=True)
-    if args.json is not None:
-        write_output("--json", args.json, json.dumps(found.to_dict(), indent=1).encode() + b"\n")
-    if args.picture is not None:
-        figure = chart.draw_comparison(found, speedup=args.speedup)
-        write_output("--picture", args.picture, encoded(figure, args.picture.suffix))
+    return _tell(
+        comparison_text.text(found, speedup=args.speedup),
+        ("--json", args.json, lambda: json.dumps(found.to_dict(), indent=1).encode() + b"\n"),
+        (
+            "--picture",
+            args.picture,
+            lambda: encoded(chart.draw_comparison(found, speedup=args.speedup), args.picture.suffix),
+        ),
+    )
+
+
+def _tell(text: str, *files: tuple[str, Path | None, Callable[[], bytes]]) -> int:
+    """Print `text`, then write each option's file, also if nobody reads what is printed; the exit status.
+
+    A letter that the terminal's encoding does not have becomes a question mark.
+    """
+    encoding = sys.stdout.encoding or "utf-8"
+    try:
+        print(text.encode(encoding, "replace").decode(encoding), flush=True)
+    finally:
+        for option, path, content in files:
+            if path is not None:
+                write_output(option, path, content())
     return 0

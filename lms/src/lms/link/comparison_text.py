@@ -10,12 +10,12 @@ from lms.stats import format_seconds
 
 
 def text(comparison: Comparison, *, speedup: float = 1.0) -> str:
-    """The links side by side, then the step on each machine, then notes."""
+    """The links side by side, then the pass on each machine, then notes."""
     one, other = comparison.one, comparison.other
     lines = [table.heading(one), table.heading(other), ""]
     rows: list[tuple[str, ...]] = [("link", "way", one.name, other.name, "ratio")]
     for row in comparison.rows:
-        ratio = "-" if row.ratio is None else f"{row.ratio:.2f}"
+        ratio = "-" if row.ratio is None else table.plain(row.ratio)
         rows.append((KINDS[row.kind], row.direction, _rate(row.one), _rate(row.other), ratio))
     lines += table.columns(rows, 2)
     if comparison.step is not None:
@@ -31,11 +31,15 @@ def _rate(series: Series | None) -> str:
 
 
 def _step(comparison: Comparison, one: Prediction, other: Prediction, speedup: float) -> list[str]:
-    faster = "" if speedup == 1.0 else f", its computation {speedup:g} times as fast as recorded"
+    faster = "" if speedup == 1.0 else f", its computation {speedup:.15g} times as fast as recorded"
     over = " and over ".join(dict.fromkeys(KINDS[side.kind] for side in (one, other)))
-    lines = [f"the recorded step{faster}, over {over}", f"A: {comparison.one.name}", f"B: {comparison.other.name}"]
+    lines = [
+        f"one pass of the recorded step{faster}, over {over}",
+        f"A: {comparison.one.name}",
+        f"B: {comparison.other.name}",
+    ]
     rows: list[tuple[str, ...]] = [
-        ("may stay", *(f"{letter}: {word}" for letter in "AB" for word in ("step", "waiting", "x plain"))),
+        ("may stay", *(f"{letter}: {word}" for letter in "AB" for word in ("pass", "waiting", "x plain"))),
     ]
     for ours, theirs in zip(one.shares, other.shares, strict=True):
         cells = [f"{ours.share:.0%}"]
@@ -54,4 +58,4 @@ def _times(side: Prediction, name: str) -> str:
     if side.largest is None:
         return "not known"
     times = float(getattr(side.largest, name))
-    return f"{times:.3g}" if times else "none"
+    return f"{table.plain(times)} x" if times else "none"

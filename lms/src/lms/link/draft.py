@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 
 from lms.console import show_progress
+from lms.documents import MOST_BYTES
 from lms.errors import LMSError
 from lms.link.profile import Absence, MeasuredLink
 from lms.link.series import Direction, Series
@@ -24,17 +25,19 @@ Open = Callable[[], AbstractContextManager[Copy]]
 class Task:
     """One series to measure. `weight` is its share of the time.
 
-    `via` and `sizes` are called when its turn comes, because earlier measurements may decide them. A copy of less
-    than `least` bytes may stay in a cache, so it does not count for the rate; without a larger one there is no figure.
+    `via` and `most`, the bytes of the largest copy, are called when its turn comes, because earlier measurements may
+    decide them. A copy of less than `least` bytes may stay in a cache, so it does not count for the rate; without a
+    larger one there is no figure.
     """
 
     direction: Direction
     via: Callable[[], str]
     open: Open
-    sizes: Callable[[], tuple[int, ...]]
+    sizes: tuple[int, ...]
     weight: float = 1.0
     done: Callable[[Series], None] = lambda series: None
     least: int = 0
+    most: Callable[[], int] = lambda: MOST_BYTES
 
 
 @dataclass
@@ -86,7 +89,8 @@ def run(
 
 
 def _with(link: MeasuredLink, task: Task, seconds: float, clock: Callable[[], float]) -> MeasuredLink:
-    sizes, end = task.sizes(), clock() + seconds
+    end, most = clock() + seconds, task.most()
+    sizes = [one for one in task.sizes if one <= most]
     with task.open() as copy:  # which takes some of the time itself: memory is filled, files are written
         swept = sweep(copy, sizes, max(end - clock(), _AT_LEAST * seconds), clock)
     if swept[-1].nbytes < task.least:
@@ -99,7 +103,7 @@ def _with(link: MeasuredLink, task: Task, seconds: float, clock: Callable[[], fl
     series = Series.of(task.direction, task.via(), points, task.least)
     task.done(series)
     notes = link.notes
-    if len(swept) < len(sizes):
-        above = format_size(swept[-1].nbytes)
+    if len(swept) < len(task.sizes):
+        above = format_size(points[-1].nbytes)
         notes = (*notes, f"{task.direction}, {series.via}: sizes above {above} left out: there was no time for them")
     return replace(link, series=(*link.series, series), notes=notes)

@@ -129,7 +129,7 @@ def _peer_draft(one: Known, other: Known) -> Draft:
 
 
 def _task(direction: Direction, via: str, opened: Open, sizes: tuple[int, ...], weight: float = 1.0) -> Task:
-    return Task(direction, lambda: via, opened, lambda: sizes, weight)
+    return Task(direction, lambda: via, opened, sizes, weight)
 
 
 class _Pinned:

@@ -22,7 +22,7 @@ from lms.link.draft import Draft, Task, run
 from lms.link.file import FileProbe
 from lms.link.gpu import Gpu
 from lms.link.memory import host_copies
-from lms.link.profile import KINDS, Absence, Kind, MeasuredLink, Profile
+from lms.link.profile import KINDS, Absence, Kind, MeasuredLink, Profile, readable
 from lms.link.series import Direction
 from lms.link.sweep import QUICK_SIZES, SIZES, WORTH, Copy, cut
 from lms.memory import machine
@@ -30,7 +30,7 @@ from lms.memory.capacity import memory_capacity
 from lms.memory.disk import disk_at
 from lms.units import format_size
 
-SECONDS, QUICK_SECONDS = 50.0, 6.5  # from the beginning to the last link; what stands around it takes a second or two
+SECONDS, QUICK_SECONDS = 50.0, 7.0  # from the beginning to the last link; what stands around it takes a second or two
 _AT_LEAST = 0.5  # of these are for the links, however long PyTorch and the GPUs' contexts took
 MEMORY_SHARE, DISK_SHARE = 0.25, 0.10
 # A copy that counts for memory is of so many times what the last caches hold: source and target are twice that.
@@ -50,23 +50,24 @@ def measure(folder: Path, *, quick: bool = False, kinds: Collection[Kind] = (), 
     gpus, absent = list(seen.gpus), list(seen.absent)
     drafts: list[Draft] = []
     wanted = set(kinds or KINDS)
-    if "memory" in wanted:
-        drafts += memory_drafts(sizes, absent)
     if "file" in wanted:
         drafts += file_drafts(folder, sizes, absent)
     if wanted & {"gpu", "peer"}:
         drafts += [draft for draft in cuda_drafts(gpus, sizes, absent) if draft.link.kind in wanted]
+    if "memory" in wanted:  # last: the kernel may take seconds to give the memory, which no other link should miss
+        drafts += memory_drafts(sizes, absent)
     seconds = QUICK_SECONDS if quick else SECONDS
     left = max(seconds - (time.monotonic() - begun), _AT_LEAST * seconds)
     links = run(drafts, left, absent)
+    absent = [one for one in absent if _concerns(one, kinds)]
     if not links:
         raise UsageError(f"nothing could be measured: {'; '.join(f'{one.what}: {one.why}' for one in absent)}")
     facts = machine.machine()
     return Profile(
-        name=name or facts["host"],
+        name=readable(name or facts["host"]),
         origin="measured",
         links=tuple(links),
-        absent=tuple(one for one in absent if _concerns(one, kinds)),
+        absent=tuple(absent),
         machine=facts | _gpu_facts(seen),
         capacity=_capacity(folder, gpus),
         when=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -122,13 +123,13 @@ def _memory_task(
     def opened() -> AbstractContextManager[Copy]:
         return host_copies(sizes[-1], threads=threads, near=near, far=far)
 
-    return Task("copy", lambda: via, opened, lambda: sizes, weight, least=least)
+    return Task("copy", lambda: via, opened, sizes, weight, least=least)
 
 
 def file_drafts(folder: Path, sizes: tuple[int, ...], absent: list[Absence]) -> list[Draft]:
     """A file in `folder`, written, read, and both at once. Raises UsageError if `folder` is no folder."""
     disk = disk_at(folder)
-    name = f"file {folder}"
+    name = readable(f"file {folder}")
     state = os.statvfs(folder)
     free = state.f_bavail * state.f_frsize
     # A disk is slower than memory. Reading and writing at once takes memory for both.
@@ -158,19 +159,20 @@ def file_drafts(folder: Path, sizes: tuple[int, ...], absent: list[Absence]) -> 
         except SpillError as error:
             raise SpillError(_of_dir(folder, error)) from error
 
-    def task(direction: Direction) -> Task:
-        half = 2 if direction == "both" else 1
+    def task(direction: Direction, weight: float) -> Task:
+        ways = 2 if direction == "both" else 1
         return Task(
             direction,
             lambda: probe.via,
             lambda: copies(direction),
-            lambda: tuple(one for one in fitting if one * half <= probe.largest),
-            weight=2.0,
+            tuple(one for one in fitting if one * ways <= fitting[-1]),
+            weight,
+            most=lambda: probe.largest // ways,
             # What could not be written in the time cannot be read in it.
             done=(lambda series: probe.shrink(series.points[-1].nbytes)) if direction == "out" else lambda series: None,
         )
 
-    draft.tasks += [task("out"), task("back"), task("both")]
+    draft.tasks += [task("out", 2.0), task("back", 2.0), task("both", 1.0)]  # both ways: copies of half the size
     return [draft]
 
 

@@ -8,7 +8,7 @@ from lms.core.link import Link
 from lms.core.plan import make_plan
 from lms.core.trace import Trace
 from lms.drawing import svg
-from lms.link import catalogue, chart
+from lms.link import catalogue, chart, table
 from lms.link.comparison import FASTEST, SLOWER, headroom
 from lms.link.watch import Watched
 
@@ -50,7 +50,7 @@ def headroom_text(headroom: float) -> str:
     """How many times as fast the computation may become, in words."""
     if headroom == 0:
         return "none"
-    return f"{headroom:.3g} x" if headroom < FASTEST else "any"
+    return f"{table.plain(headroom)} x" if headroom < FASTEST else "any"
 
 
 def _described() -> list[tuple[str, Link]]:

@@ -29,6 +29,11 @@ Origin = Literal["measured", "described"]
 _USED = ("pinned", "O_DIRECT")  # by which LMS itself copies: preferred if a link was measured by several means
 
 
+def readable(name: str) -> str:
+    """`name` with a question mark for each letter that cannot be printed: no profile may have it."""
+    return "".join(letter if letter.isprintable() else "?" for letter in name)
+
+
 @dataclass(frozen=True)
 class Ceiling:
     """The most that a link could carry, in bytes a second for each direction, and the source of that figure."""

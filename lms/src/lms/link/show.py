@@ -11,7 +11,7 @@ from pathlib import Path
 from lms.errors import UsageError
 from lms.link import nvml, table
 from lms.link.gpu import LEGEND, Gpu, matrix, pair_ceiling
-from lms.link.profile import MeasuredLink, Profile
+from lms.link.profile import MeasuredLink, Profile, readable
 from lms.memory import machine
 from lms.memory.disk import Disk, disk_at
 from lms.memory.machine import Node
@@ -108,7 +108,7 @@ def _links(seen: nvml.Seen, disk: Disk) -> list[MeasuredLink]:
             if (ceiling := pair_ceiling(one, other)) is not None:
                 name = f"gpu{one.index}-gpu{other.index}"
                 links.append(MeasuredLink(name, "peer", f"{one.name} to {other.name}", (), ceiling))
-    links.append(MeasuredLink(f"file {disk.folder}", "file", disk.what(), notes=disk.notes()))
+    links.append(MeasuredLink(readable(f"file {disk.folder}"), "file", disk.what(), notes=disk.notes()))
     return links
 
 

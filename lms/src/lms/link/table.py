@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import floor, log10
 
 from lms.link.profile import MeasuredLink, Profile
 from lms.link.series import Series
@@ -13,6 +14,13 @@ from lms.units import format_size
 def rate(bytes_per_second: float) -> str:
     """`1.25 GB/s`."""
     return f"{format_size(bytes_per_second)}/s"
+
+
+def plain(number: float) -> str:
+    """`0.0125`, `12.5`, `1250`: three significant digits or more, never as a power of ten."""
+    decimals = max(0, 2 - floor(log10(abs(number)))) if number else 0
+    text = f"{number:.{decimals}f}"
+    return text.rstrip("0").rstrip(".") if decimals else text
 
 
 def columns(rows: Sequence[Sequence[str]], left: int) -> list[str]:

@@ -26,7 +26,13 @@ class EventFile:
         self.path = folder / f"events.out.tfevents.{now:.0f}.{socket.gethostname()}.{os.getpid()}.bascule"
         self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115  # until close
         self._end = self._file.seek(0, os.SEEK_END)
-        self._append(_double(1, now) + _bytes(3, _VERSION))
+        try:
+            self._append(_double(1, now) + _bytes(3, _VERSION))
+        except OSError:
+            self.close()
+            if not self._end:
+                self.path.unlink()  # TensorBoard would show an empty run
+            raise
 
     def write(self, step: int, now: float, scalars: Mapping[str, float]) -> None:
         """One event: `scalars` by tag, at `step` and the time `now` (seconds since 1970)."""

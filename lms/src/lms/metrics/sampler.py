@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import os
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -13,6 +12,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+from lms.console import warn
 from lms.errors import UsageError
 from lms.metrics.events import EventFile
 from lms.metrics.families import Figure, Sample, sample_of
@@ -202,7 +202,7 @@ class _Sampler:
     def _warn(self, what: str, text: str) -> None:
         if what not in self._warned:
             self._warned.add(what)
-            print(f"bascule: warning: {text}", file=sys.stderr)
+            warn(text)
 
 
 def _words(error: Exception) -> str:

@@ -7,7 +7,8 @@ namespace lms {
 class Pager;
 
 // Have faults go to `pager` from now on. The handler that is installed last is called first, so do this again after
-// other code has installed one. What is nothing of the pager's goes to that one.
+// other code has installed one. A fault that is not the pager's goes to the handler
+// that was there before.
 void take_faults(Pager* pager);
 
 // Put back the handler that was there before.

@@ -9,6 +9,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <unordered_map>
 #include <vector>
 
@@ -50,7 +51,6 @@ struct Record {
     bool owned = false;           // the script had the storage when the record was freed
 };
 
-// The pass that C++ leads.
 struct Led {
     // The plan. For each access its code, and the most bytes that may be held after it. For each record its bytes,
     // whether another owner keeps it anyway, and whether it moves.

@@ -49,17 +49,15 @@ bool Piece::unmap(bool reads) const {
                 reads ? file : -1, reads ? static_cast<off_t>(offset) : 0) != MAP_FAILED;
 }
 
-bool Piece::lift() {
+void Piece::lift() {
 #ifdef MREMAP_DONTUNMAP
-    if (!allow(PROT_NONE)) return false;
+    if (!allow(PROT_NONE)) return;
     // The addresses stay mapped, with no pages behind them. No thread sees those, because it has no access.
     void* const pages = mremap(address, nbytes, nbytes, MREMAP_MAYMOVE | MREMAP_DONTUNMAP, nullptr);
-    if (pages == MAP_FAILED) return false;  // there are several mappings, or the system is older than Linux 5.7
+    if (pages == MAP_FAILED) return;  // there are several mappings, or the system is older than Linux 5.7
     lifted = pages;
-    if (mprotect(pages, nbytes, PROT_READ | PROT_WRITE) == 0) return true;
-    lay_back();
+    if (mprotect(pages, nbytes, PROT_READ | PROT_WRITE) != 0) lay_back();
 #endif
-    return false;
 }
 
 void Piece::lay_back() {

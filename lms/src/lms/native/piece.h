@@ -36,9 +36,9 @@ struct Piece {
     bool unmap(bool reads) const;
 
     // Revoke the access and move the pages to an address of their own, `lifted`. There they are writable, and the pool
-    // hands them out again. That is faster than new pages, because the system clears those first. False if the pages
-    // stay; the access may be revoked then.
-    bool lift();
+    // hands them out again. That is faster than new pages, because the system clears those first. If the pages stay,
+    // `lifted` stays null; the access may be revoked then.
+    void lift();
 
     // Move lifted pages back.
     void lay_back();

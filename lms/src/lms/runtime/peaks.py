@@ -33,6 +33,17 @@ class Peaks:
         self._peak_is_between = False  # the device's peak is that of the time since the last pass
         self._before_pause = 0  # bytes that the time between two passes needed until it was paused
         self._between = 0  # how often in a row the time between two passes alone needed more than the limit
+        self._most_between = 0  # in use between two passes
+
+    @property
+    def between(self) -> int:
+        """The most bytes that were in use between two passes, the optimizer's step included; 0 before there were two.
+
+        Pauses and the measuring of a link do not count.
+        """
+        if not self._peak_is_between:
+            return self._most_between
+        return max(self._most_between, self._before_pause, self.device.peak().in_use)
 
     def before_a_pass(self) -> LimitError | None:
         """Note what the time since the last pass needed; the reason to end the training, if there is one.
@@ -46,6 +57,7 @@ class Peaks:
         )
         self._steps = self.progress.steps
         in_use = max(peak.in_use, self._before_pause)
+        self._most_between = self.between
         between, self._peak_is_between, self._before_pause = self._peak_is_between, False, 0
         if not between or not self.budget.over(in_use):
             self._between = 0
@@ -75,6 +87,11 @@ class Peaks:
     def after_the_last_pass(self) -> None:
         """Note what the time since the last pass has needed so far."""
         self._saw(self.device.peak().held, f"after pass {self.progress.passes}")
+
+    def close(self) -> None:
+        """Look at the device for the last time."""
+        self.after_the_last_pass()
+        self._most_between, self._peak_is_between = self.between, False
 
     def pause(self) -> None:
         """Note what the time since the last pass has needed, before something that does not concern LMS."""

@@ -16,6 +16,7 @@ from lms.core.trace import Trace
 from lms.memory.device import Device
 from lms.memory.machine import kernel
 from lms.runtime.kept_state import KeptState
+from lms.runtime.peaks import Peaks
 from lms.runtime.recorder import Recorder
 from lms.units import format_size
 from lms.warn import warn_script
@@ -48,6 +49,7 @@ class PlanMaker:
         budget: Budget,
         saved: Client,
         kept_state: KeptState,
+        peaks: Peaks,
         *,
         prefetch: int | None,
         write_ahead: int | None,
@@ -59,6 +61,7 @@ class PlanMaker:
         self._budget = budget
         self._saved = saved
         self._kept_state = kept_state
+        self._peaks = peaks
         self._prefetch = prefetch
         self.write_ahead = write_ahead
         self._write_early = write_early
@@ -68,10 +71,16 @@ class PlanMaker:
     def link(self) -> Link:
         """The link to the tier below, measured on past copies, or by copying something now."""
         known = self._tier.link()
-        if known is not None or self._budget.limit is None:
-            return known or self._tier.calibrate(CALIBRATION)
-        free = self._budget.planned(0) - self._device.current()
-        return self._tier.calibrate(CALIBRATION, max(free // 2, _LEAST_PIECE))
+        if known is not None:
+            return known
+        self._peaks.pause()  # the training itself does not need what this takes
+        try:
+            if self._budget.limit is None:
+                return self._tier.calibrate(CALIBRATION)
+            free = self._budget.planned(0) - self._device.current()
+            return self._tier.calibrate(CALIBRATION, max(free // 2, _LEAST_PIECE))
+        finally:
+            self._peaks.resume()
 
     def trace(self, recorder: Recorder, times: Sequence[float] | None = None) -> Trace:
         """What `recorder` saw, with `times` instead of its own if they are given."""

@@ -59,19 +59,20 @@ class PassPlanner:
         self.limit = budget.limit
         self.client = saved
         self.kept_state = KeptState(state)
+        self.progress = Progress(device)
+        self.peaks = Peaks(device, budget, self.progress)
         self.maker = PlanMaker(
             device,
             tier,
             budget,
             saved,
             self.kept_state,
+            self.peaks,
             prefetch=prefetch,
             write_ahead=write_ahead,
             write_early=write_early,
             facts=facts,
         )
-        self.progress = Progress(device)
-        self.peaks = Peaks(device, budget, self.progress)
         self.news: list[Plan] = []  # new plans that were not reported yet
         self.guides = Guides(budget)
         self.current: Guide | None = None  # of the last complete pass

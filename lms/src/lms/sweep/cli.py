@@ -19,6 +19,7 @@ from lms.link.cli import command
 from lms.options import BOUNDS, add_flags, arguments, given_words
 from lms.sweep.runs import Bound, Kind, Progress, Row, execute, parse_bounds, why, with_figures
 from lms.target import Target, framework_of
+from lms.units import plural
 
 if TYPE_CHECKING:
     from lms.link.cli import Commands
@@ -79,6 +80,7 @@ def run(args: argparse.Namespace, target: Target, beside: Sequence[Target]) -> i
     folder = (args.output or Path(f"{Path(target.title).stem}.sweep")).absolute()
     check_output("--output", folder / "sweep.html")
     sweep = _Sweep(folder, given_words(args), target, bounds, beside)
+    say(f"runs of {target.title}, one after another: {', '.join(sweep.names)}; their logs are in {folder}")
     interrupted = False
     try:
         sweep.do()
@@ -86,6 +88,8 @@ def run(args: argparse.Namespace, target: Target, beside: Sequence[Target]) -> i
         interrupted = True
     finally:
         show_progress("")
+    if interrupted:
+        say(f"interrupted: {len(sweep.progress.done)} of {plural(len(sweep.names), 'run')} are over")
     if sweep.rows:
         _tell(sweep.rows, folder, target)
     if interrupted:
@@ -113,11 +117,14 @@ class _Sweep:
         self.folder, self.passed, self.target, self.bounds, self.beside = folder, passed, target, bounds, beside
         self.rows: list[Row] = []
         self._needs_saved = any(bound.share is not None for bound in bounds)
-        self._progress = Progress(1 + self._needs_saved + len(bounds) + len(beside))
+        self._beside_names = [shlex.join([other.title, *other.args]) for other in beside]
+        planned = [_PLANNING] if self._needs_saved else []
+        self.names = [_FIRST, *planned, *(f"LMS {bound.text}" for bound in bounds), *self._beside_names]
+        self.progress = Progress(len(self.names))
 
     def do(self) -> None:
         """All runs, one after another. Raises KeyboardInterrupt; the run under way is ended then."""
-        self._plain("plain", "plain", self.target, "plain")
+        self._plain(_FIRST, "plain", self.target, "plain")
         saved, unknown = self._saved() if self._needs_saved else (None, "")
         for bound in self.bounds:
             name = f"LMS {bound.text}"
@@ -127,8 +134,8 @@ class _Sweep:
             stats = self._stats(bound.text)
             words = [*_LMS, "run", *bound.words(saved or 0), *self.passed, "--stats", str(stats), *self.target.words]
             self._add(Row(name, "lms", bound.shown(saved or 0)), words, stats)
-        for number, other in enumerate(self.beside, 1):
-            self._plain(shlex.join([other.title, *other.args]), "beside", other, f"beside{number}")
+        for number, (name, other) in enumerate(zip(self._beside_names, self.beside, strict=True), 1):
+            self._plain(name, "beside", other, f"beside{number}")
 
     def _plain(self, name: str, kind: Kind, target: Target, file: str) -> None:
         stats = self._stats(file)
@@ -143,8 +150,8 @@ class _Sweep:
 
     def _execute(self, name: str, words: Sequence[str], file: Path) -> tuple[int, Log]:
         began = time.monotonic()
-        status, log = execute(words, file, lambda seconds: show_progress(self._progress.text(name, seconds)))
-        self._progress.done.append(time.monotonic() - began)
+        status, log = execute(words, file, lambda seconds: show_progress(self.progress.text(name, seconds)))
+        self.progress.done.append(time.monotonic() - began)
         return status, log
 
     def _stats(self, file: str) -> Path:
@@ -157,11 +164,12 @@ class _Sweep:
         """The bytes that a pass saves, by `lms plan`; or why they are not known."""
         file = self._stats("plan")
         words = [*_LMS, "plan", *self.passed, "--json", str(file), *self.target.words]
-        status, log = self._execute("lms plan", words, file.with_suffix(".log"))
+        status, log = self._execute(_PLANNING, words, file.with_suffix(".log"))
         if status != 0 or not file.exists():
             return None, why(status, log)
         return int(json.loads(file.read_text())["saved"]), ""
 
 
+_FIRST, _PLANNING = "plain", "lms plan"  # names of runs
 _LMS = (sys.executable, "-m", "lms")
 _PLAIN = (sys.executable, "-m", "lms.sweep.plain")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import select
 import time
 from collections.abc import Callable, Sequence
@@ -20,6 +21,8 @@ from lms.units import format_size, parse_size, plural
 Kind = Literal["plain", "lms", "beside"]
 _ERROR = "lms: error: "
 _TICK = 500  # milliseconds between two looks at the clock
+_SHOWN = 300  # characters of a log's last line
+_TRIED = 1 << 16  # bytes: more than what a file's last block may have left
 
 
 @dataclass(frozen=True)
@@ -97,13 +100,37 @@ def with_figures(row: Row, status: int, log: Log, stats: Path) -> Row:
 
 
 def why(status: int, log: Log) -> str:
-    """Why a run failed: the error that LMS said, or else what its end means and the last line of its log."""
+    """Why a run failed: the error that LMS said, or else what its end means and the last line of its log.
+
+    If nothing can be added to the log, that is said too: it may be why the run failed, and why the log is silent.
+    """
     lines = [line.strip() for line in log.tail(40).splitlines() if line.strip()]
     errors = [line.removeprefix(_ERROR) for line in lines if line.startswith(_ERROR)]
     if errors:
         return errors[-1]
     memory = ", as when memory is full" if status < 0 else ""
-    return f"{meaning(status, None)[1]}{memory}: {lines[-1] if lines else 'it said nothing'}"
+    refused = _refusal(log.path)
+    said = [
+        *(line[:_SHOWN] for line in lines[-1:]),
+        *([f"its log {str(log.path)!r} cannot be written: {refused}"] if refused else []),
+    ]
+    return f"{meaning(status, None)[1]}{memory}: {'; '.join(said) or 'it said nothing'}"
+
+
+def _refusal(path: Path) -> str | None:
+    """Why the file system takes no more bytes into this file; None if it takes them. The file stays as it is."""
+    size = path.stat().st_size
+    try:
+        with path.open("ab", buffering=0) as file:
+            left = _TRIED
+            while left > 0:
+                left -= file.write(bytes(left))
+            os.fsync(file.fileno())  # some file systems tell only then
+    except OSError as error:
+        return error.strerror
+    finally:
+        os.truncate(path, size)
+    return None
 
 
 def execute(command: Sequence[str], log: Path, tick: Callable[[float], None]) -> tuple[int, Log]:

@@ -33,6 +33,7 @@ class Bounds:
             if self._share > 1:
                 raise UsageError(f"budget={budget!r}: expected at most 100%")
             options = {**options, "budget": 0}
+        self.is_all = self._share == 1  # whether the budget asks for nothing to move
         self.options = Options.parse(**options)
         self.knobs = {name: _knob(name, value) for name, value in knobs.items()}
         if self.knobs["sync_mode"] > 3:

@@ -8,11 +8,12 @@ import itertools
 import sys
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any, TypeVar, cast
 
+import numpy as np
 import tensorflow as tf
 from tensorflow.core.framework.graph_pb2 import GraphDef
 from tensorflow.python.eager.context import async_wait
@@ -25,6 +26,7 @@ from lms.options import NotBuiltError, Options
 from lms.tensorflow.bounds import KNOBS, Bounds
 from lms.tensorflow.edit import edit
 from lms.tensorflow.graph import read_nodes
+from lms.tensorflow.remarks import called, in_clusters, nothing_moves, other_devices, what_stays
 from lms.tensorflow.step import read_step
 from lms.tensorflow.swaps import plain
 from lms.tensorflow.tiers import FileTier, HostTier, copies, give_back, mark
@@ -36,7 +38,6 @@ _RANDOM = (
     "To avoid this, give a budget, or replace tf.random.* and tf.nn.dropout by tf.random.Generator, "
     "tf.random.stateless_* or Keras' own layers"
 )
-_CLUSTERS = {"XlaLaunch", "_XlaRun"}  # each runs many operations that XLA has compiled
 _plans = itertools.count(1)
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -99,9 +100,11 @@ class Offload:
 
         @functools.wraps(function)
         def traced(*args: Any, **kwargs: Any) -> Any:
-            start = self._begin()
+            with _as_it_is():
+                start = self._begin()
             result = function(*args, **kwargs)
-            self._end(start)
+            with _as_it_is():
+                self._end(start)
             return result
 
         return traced  # type: ignore[return-value]
@@ -114,7 +117,10 @@ class Offload:
         @functools.wraps(function.python_function)
         def step(*args: Any, **kwargs: Any) -> Any:
             nonlocal copy, is_new
-            if not tf.executing_eagerly():  # a part of another function
+            inside = not tf.executing_eagerly()  # a part of another function
+            # By name, arguments would have to be brought into the order of the graph's inputs.
+            self.first_batch = None if inside or kwargs else _shapes(args)
+            if inside:
                 return copy(*args, **kwargs)
             result, again = self.watch(lambda: copy(*args, **kwargs), is_new=is_new)
             copy, is_new = (function._clone(traced), True) if again else (copy, False)
@@ -281,20 +287,13 @@ class Offload:
         swaps = self.bounds.swaps(
             step, replicas, on_device=on_device, measured=self.scratch is not None, tries=self._tries
         )
-        if clusters := sum(node.op in _CLUSTERS for node in nodes):
-            warnings.warn(
-                f"XLA has compiled {clusters} parts of the step, and LMS swaps nothing inside: leave "
-                "auto-clustering off (tf.config.optimizer.set_jit(False), no --tf_xla_auto_jit in TF_XLA_FLAGS)",
-                RuntimeWarning,
-                stacklevel=2,
-            )
-        if not swaps.outs and known.unknown > len(step.tensors):
-            warnings.warn(
-                f"LMS chose no tensor: the sizes of {known.unknown} are not known while tracing; give tensors of a "
-                "fixed batch (drop_remainder=True, or an input_signature with sizes)",
-                RuntimeWarning,
-                stacklevel=2,
-            )
+        stays = called(nodes, prefix, known)
+        elsewhere = other_devices(known, step.device) if replicas == 1 else {}
+        for remark in what_stays(stays, elsewhere):
+            self._tell(remark)
+        for warning in (in_clusters(nodes), nothing_moves(self.bounds, step, swaps, known, stays, on_device=on_device)):
+            if warning:
+                warnings.warn(warning, RuntimeWarning, stacklevel=2)
         plan = next(_plans)
         edit(definition, step, swaps, self.tier, f"{name}_", plan=plan, ordered=self.scratch is not None)
         names = (operation.node.name.removeprefix(prefix) for operation in step.operations)
@@ -320,15 +319,31 @@ class Offload:
             )
         )
         done = self.traces[-1]
+        without = ", without the scratch memory of operations" if self.scratch is None else ""
         self._tell(
             f"{done.swapped} of {done.tensors} tensors ({format_size(done.swapped_bytes)}) go to {self.tier}; "
-            f"foreseen: at most {format_size(done.predicted_peak)}"
+            f"foreseen{without}: at most {format_size(done.predicted_peak)}"
         )
 
     def _tell(self, text: str) -> None:
         if text not in self._told:
             self._told.add(text)
             print(f"lms: {text}", file=sys.stderr)
+
+
+@contextlib.contextmanager
+def _as_it_is() -> Iterator[None]:
+    """Have AutoGraph raise an error as it is, and not one of its own in place of it."""
+    try:
+        yield
+    except Exception as error:
+        error.ag_pass_through = True  # type: ignore[attr-defined]
+        raise
+
+
+def _shapes(args: Any) -> list[Any]:
+    flat = tf.nest.flatten(args, expand_composites=True)
+    return [tf.TensorShape(one.shape) for one in flat if isinstance(one, (tf.Tensor, np.ndarray))]
 
 
 def _number(node: str, prefix: str, known: Known) -> int | None:

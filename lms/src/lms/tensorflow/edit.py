@@ -59,6 +59,7 @@ class _Editor:
         for found in returns.values():
             found.sort(key=lambda one: one.reader)
         self._connect(returns)
+        self._hold_for_sums(gates)
         row = None
         for at, operation in enumerate(step.operations):
             controls = list(gates.get(at, ()))
@@ -68,29 +69,54 @@ class _Editor:
                 row = operation.node.name
             operation.node.definition.input.extend(f"^{one}" for one in controls)
 
+    def _hold_for_sums(self, gates: dict[int, list[str]]) -> None:
+        """Hold what a sum of three or more does not overwrite in plain training, until the sum is over.
+
+        AddN adds into the first of its inputs that nothing else refers to, and begins with that one. In plain training
+        later readers refer to a tensor. If it moves, they read another.
+        """
+        moved = {out.storage for out in self.swaps.outs}
+        for at, operation in enumerate(self.step.operations):
+            definition = operation.node.definition
+            if definition.op != "AddN" or len(operation.node.inputs) < 3:
+                continue
+            for slot, tensor in enumerate(operation.node.inputs):
+                storage = self.step.where.get(tensor)
+                if storage is None or storage not in moved:
+                    continue
+                held = self.step.storages[storage]
+                later = next((reader for reader in held.readers if reader > at), None)
+                if later is None:
+                    continue
+                holder = self._add("Identity", self.step.device, [definition.input[slot]], [definition.name])
+                holder.attr["T"].type = held.output.dtype
+                gates.setdefault(later, []).append(holder.name)  # else TensorFlow would remove it
+
     def _ending(self, at: int) -> str:
         """The node that is over if all up to `at` are."""
         return self.step.operations[self.step.linked(at)].node.name
 
-    def _node(self, op: str, device: str, inputs: list[str], controls: list[str], dtype: int) -> str:
+    def _add(self, op: str, device: str, inputs: list[str], controls: list[str]) -> Any:
         node = self.definition.node.add()
         self.made += 1
         node.name, node.op, node.device = f"{self.name}{op}_{self.made}", op, device
+        node.input.extend(inputs)
+        node.input.extend(f"^{one}" for one in dict.fromkeys(controls))
+        return node
+
+    def _copy(self, op: str, inputs: list[str], controls: list[str], dtype: int) -> str:
+        node = self._add(op, self.tier.device(self.step.device), inputs, controls)
         node.attr["T"].type = dtype
         node.attr["index"].i = self.made
         node.attr["plan"].i = self.plan
-        node.input.extend(inputs)
-        node.input.extend(f"^{one}" for one in dict.fromkeys(controls))
         return str(node.name)
 
     def _out(self, storage: int, after: int) -> str:
         (source, slot), output = self.step.storages[storage].source, self.step.storages[storage].output
-        device = self.tier.device(self.step.device)
-        return self._node(self.tier.out_op, device, [f"{source}:{slot}"], [self._ending(after)], output.dtype)
+        return self._copy(self.tier.out_op, [f"{source}:{slot}"], [self._ending(after)], output.dtype)
 
     def _back(self, storage: int, out: str, controls: list[str]) -> str:
-        device = self.tier.device(self.step.device)
-        return self._node(self.tier.back_op, device, [out], controls, self.step.storages[storage].output.dtype)
+        return self._copy(self.tier.back_op, [out], controls, self.step.storages[storage].output.dtype)
 
     def _connect(self, returns: dict[int, list[_Return]]) -> None:
         """Point every later reader of what came back at the tensor that came back, or at the same view of it."""
@@ -102,6 +128,8 @@ class _Editor:
             view = step.views.get(tensor[0])
             if view is None:
                 return new
+            if view.op == "IdentityN":
+                return seen_through(view.inputs[tensor[1]], new)
             source = seen_through(view.inputs[0], new)
             if (view.name, new) not in cloned:
                 node = self.definition.node.add()

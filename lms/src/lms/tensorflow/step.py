@@ -18,6 +18,7 @@ from lms.tensorflow.traced import Known, Output, as_built
 
 # Their result has the memory of their first input.
 VIEWS = {"Identity", "Reshape", "Squeeze", "ExpandDims", "StopGradient", "PreventGradient", "EnsureShape", "Snapshot"}
+VIEWS |= {"CheckNumerics"}
 _OUTSIDE = {"_Arg", "Placeholder", "Const", "VarHandleOp", "_Recv", "_HostRecv"}
 # What the optimizers put in place of operations: results are as large as the largest input, or less.
 _ELEMENTWISE = {"Add", "AddV2", "AddN", "_MklNativeAddN", "Sub", "Mul", "RealDiv", "Neg", "Square", "Transpose", "Cast"}
@@ -147,6 +148,12 @@ class _Reader:
             self.constant.add(node.name)
         if node.op in _OUTSIDE or (node.op == "ReadVariableOp" and not self.on_device):
             return
+        if node.op == "IdentityN":
+            for slot, one in enumerate(node.inputs):
+                if one in self.where:
+                    self.where[node.name, slot] = self.where[one]
+                    self.views[node.name] = node
+            return
         if node.op in VIEWS:
             if node.inputs[0] in self.where:
                 self.where[node.name, 0] = self.where[node.inputs[0]]
@@ -181,7 +188,7 @@ class _Reader:
         )
 
     def _outputs(self, node: Node, reads: Iterable[int]) -> Sequence[Output]:
-        if node.op in SHAPES:
+        if node.op in SHAPES or node.op == "NoOp":  # of a call that was replaced, a NoOp is left
             return ()
         if node.name.startswith(self.prefix):
             name = node.name[len(self.prefix) :]

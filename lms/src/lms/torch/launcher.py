@@ -134,10 +134,21 @@ def record(target: Target, options: Options) -> tuple[int, Trace | None, Link | 
         step = session.trace
         if step is None:
             raise LMSError(f"{target.name} ended too early: {_why_no_step(session)}")
-        return 0, *_described(session, target, step)
+        return 0, *_described(session, target, _with_more(step, stop.first))
     finally:
         stop.remove()
         session.close()
+
+
+def _with_more(step: Trace, first: Trace | None) -> Trace:
+    """The step, with what the first pass had beside its records where that was more: threads need more or less."""
+    if first is None or not (step.measured and first.measured) or _sequence(step) != _sequence(first):
+        return step
+    return step.with_measured(step.times, [max(both) for both in zip(step.others, first.others, strict=True)])
+
+
+def _sequence(step: Trace) -> list[tuple[str, int, int]]:
+    return [(access.kind, access.tensor, step.tensors[access.tensor].nbytes) for access in step.accesses]
 
 
 def _described(session: Session, target: Target, step: Trace) -> tuple[Trace, Link]:
@@ -174,6 +185,7 @@ class _Stop:
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
         self._session = session
+        self.first: Trace | None = None  # the first pass that could be planned for
         self._more = CHOOSING if session.options.recompute else 0
         self._awaits_step: bool | None = None  # whether there is an optimizer that may step; None: not looked yet
         self._hooks = [register_module_forward_pre_hook(self._check), register_optimizer_step_post_hook(self._check)]
@@ -192,6 +204,8 @@ class _Stop:
 
     def _seen_enough(self) -> bool:
         progress = self._session.progress
+        if self.first is None and progress.trained:
+            self.first = self._session.trace
         if progress.trained < PASSES + self._more:
             return False
         if progress.steps >= STEPS + self._more or progress.trained >= MOST_PASSES:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Unpack
 
 import torch
@@ -260,7 +260,11 @@ class Session:
         """
         self._training.learn()
         trace = self._planner.trace
-        return Trace.of(self._planner.progress.cycled(trace)) if trace is not None else None
+        if trace is None:
+            return None
+        # With less room, state that moves would leave before the optimizer's step: no limit needs what it had.
+        between = 0 if self._state.moves else self._planner.peaks.between
+        return Trace.of(replace(self._planner.progress.cycled(trace), between=between))
 
     @property
     def plan(self) -> Plan | None:

@@ -93,7 +93,7 @@ class Training:
         if self._records:
             self._hooks.remove()
         self._optimizers.leave()
-        self.planner.peaks.after_the_last_pass()
+        self.planner.peaks.close()
         self.state.close()
         self.swapper.stop(partial(self.state.pager.tier.close, self.engine.close))
 

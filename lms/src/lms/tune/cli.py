@@ -44,7 +44,7 @@ def add(commands: Commands) -> argparse.ArgumentParser:
         "  optuna-dashboard sqlite:///train.db        the search as a page, while it runs and afterwards\n"
         "\n"
         "exit status: 0 some trial has a value, 1 none has or the first one failed, 2 wrong usage, 3 the trials are\n"
-        "below LMS's floor, 130 after Ctrl-C",
+        "below LMS's floor, 130 after Ctrl-C, 143 after SIGTERM",
         takes_script=True,
     )
     parser.add_argument("--trials", metavar="N", default=20, type=_count, help="results that the study shall have (20)")

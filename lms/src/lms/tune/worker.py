@@ -26,7 +26,7 @@ from lms.tune.trial import End, Process, meaning
 from lms.units import plural
 
 MOST_FAILURES = 5  # before any trial has printed the metric on this host; then the host is at fault
-MOST_BELOW = 3  # trials below the floor before any has a value; then the search ends
+MOST_BELOW = 3  # trials below the floor before any has a value; then the search ends, and so it does if all are
 _PAUSE = 0.5  # seconds between looks at the logs
 _MOST_REPORTS = 50  # of one look: a script that prints its metric all the time must not keep the database busy
 
@@ -170,17 +170,19 @@ class Worker:
 
     def _below_floor(self, one: Running, why: str) -> None:
         if not one.alone:
-            say(f"trial {one.trial.number}: {why} ({_last(one)}); it will be tried alone, with all the memory")
+            say(f"trial {one.trial.number}: {why} ({_error(one)}); it will be tried alone, with all the memory")
             self._below.append(one.trial)
             return
         # A pruned trial without a value: samplers learn from it to stay away. From a failed one they learn nothing.
-        self._told(one, self._study.tell(one.trial, TrialState.PRUNED, outcome="infeasible: below the floor"), why)
+        outcome = f"infeasible: {_error(one).partition('. ')[0]}"
+        self._told(one, self._study.tell(one.trial, TrialState.PRUNED, outcome=outcome), f"{why} ({_error(one)})")
         trials = self._study.trials()
         below = sum(OUTCOME in trial.user_attrs and trial.state == TrialState.PRUNED for trial in trials)
-        if below >= MOST_BELOW and not _proven(trials):
+        if below >= min(MOST_BELOW, self._search.trials) and not _proven(trials):
             raise LimitError(
-                f"{below} trials are below LMS's floor, alone too, and no trial has a value, so the search ends: "
-                f"{_last(one)}. Give more --memory or --limit, or a --param with smaller values"
+                f"{plural(below, 'trial')} {'is' if below == 1 else 'are'} below LMS's floor, alone too, and no trial "
+                f"has a value, so the search ends: {_error(one)}. Give more --memory or --limit, or a --param with "
+                "smaller values"
             )
 
     def _failed(self, one: Running, why: str) -> None:
@@ -249,8 +251,11 @@ def _proven(trials: Sequence[FrozenTrial]) -> bool:
     return any(one.state == TrialState.COMPLETE for one in trials)
 
 
-def _last(one: Running) -> str:
-    return one.process.log.tail(1).strip().removeprefix("lms: error: ")
+def _error(one: Running) -> str:
+    """The last error that LMS wrote into the trial's log; the log's last line if there is none."""
+    lines = one.process.log.tail(40).splitlines()
+    errors = [line.partition("error: ")[2] for line in lines if "lms: " in line and "error: " in line]
+    return (errors or lines or ["its log is empty"])[-1].strip()
 
 
 def _terminated(*_: object) -> None:
