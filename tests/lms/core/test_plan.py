@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from lms.core import bound
 from lms.core.plan import Plan, first_peak, floor, make_plan, plain_peak, step_peak, table
 from lms.core.schedule import Schedule
-from lms.core.simulate import simulate
+from lms.core.simulate import Forecast, simulate
 from lms.errors import LimitError, UsageError
 from lms.link import Link
 from lms.trace import Trace
@@ -602,18 +602,22 @@ def test_a_step_with_state_keeps_to_any_limit_from_its_floor_on(traces: ModuleTy
 
 @FEWER
 @given(st.data())
-def test_steps_with_state_are_all_alike_in_the_end(traces: ModuleType, data: st.DataObject) -> None:
+def test_steps_with_state_repeat_in_the_end(traces: ModuleType, data: st.DataObject) -> None:
     trace = data.draw(traces.steps())
     link = data.draw(traces.LINKS)
     plan = make_plan(trace, link, budget=data.draw(st.integers(0, trace.saved)))
 
-    def alike(first: int) -> bool:
-        laps = [simulate(trace, plan, link, laps=first + more) for more in range(3)]
-        same = len({(lap.out, lap.back, lap.misses, lap.held_peak) for lap in laps}) == 1
-        return same and all(lap.seconds == pytest.approx(laps[0].seconds) for lap in laps)
+    def alike(one: Forecast, other: Forecast) -> bool:
+        same = all(getattr(one, name) == getattr(other, name) for name in ("out", "back", "misses", "held_peak"))
+        return same and one.seconds == pytest.approx(other.seconds)
+
+    def repeat(first: int) -> bool:
+        laps = [simulate(trace, plan, link, laps=first + more) for more in range(8)]
+        return any(all(map(alike, laps, laps[period:])) for period in (1, 2, 3, 4))
 
     # If copies out take a little longer than a step, they fall behind for many steps before something waits for them.
-    assert any(alike(first) for first in (5, 20, 80, 320))
+    # Then every step waits a little, or one in a few waits for all.
+    assert any(repeat(first) for first in (5, 20, 80, 320))
 
 
 @given(st.data())
