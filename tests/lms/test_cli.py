@@ -121,6 +121,23 @@ def test_an_unknown_option_shows_the_usage_of_its_command(
     assert f"{name}: error: unknown: --limt 1GB" in err
 
 
+def test_an_unknown_option_before_the_command_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["--quiet", "run", "--limit", "3GB", "x.py"])
+    assert "lms: error: unknown: --quiet" in capsys.readouterr().err
+
+
+def test_a_document_is_written_though_nobody_reads_the_table(trace: str, tmp_path: Path) -> None:
+    environment = os.environ | {"PYTHONPATH": str(Path(lms.__file__).parents[1])}
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "lms", "simulate", trace, "--json", str(tmp_path / "limits.json")],
+            stdout=full, stderr=subprocess.PIPE, check=False, env=environment,
+        )  # fmt: skip
+    assert done.returncode == 1
+    assert json.loads((tmp_path / "limits.json").read_text())["floor"] == 400 * MB
+
+
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.parametrize("argv", [["plan", "--help"], ["--version"], ["simulate", "step.json"]])
 def test_a_full_disk_behind_stdout_is_an_error_in_one_line(argv: list[str], unbuffered: str, trace: str) -> None:

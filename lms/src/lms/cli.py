@@ -7,7 +7,7 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import lms
 from lms.console import open_closed_streams, say, warn
 from lms.errors import LMSError, UsageError, remedy
-from lms.files import check_output, write_output
+from lms.files import check_output, tell, write_output
 from lms.launcher import launcher_of
 from lms.link import KNOWN, Link, parse_link
 from lms.link import cli as link_cli
@@ -42,7 +42,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         own, target = _split(arguments)
         try:
-            args = _parser().parse_args(own)
+            parser = _parser()
+            if own and own[0].startswith("-") and own[0] not in ("-h", "--help", "--version"):
+                parser.error(f"unknown: {own[0]}; expected a COMMAND first")
+            args = parser.parse_args(own)
         finally:
             sys.stdout.flush()  # of --help and --version, which end the process
         args.target = target
@@ -302,10 +305,7 @@ def _plan(args: argparse.Namespace) -> int:
     status, trace, link = launcher_of(target).record(target, options)
     if trace is None or link is None:
         return status
-    _answer(trace, link, table)
-    if step is not None:
-        write_output("--trace", step, trace.to_json().encode())
-    return 0
+    return _answer(trace, link, table, ("--trace", step, lambda: trace.to_json().encode()))
 
 
 def _largest(args: argparse.Namespace, options: Options, target: Target) -> int:
@@ -343,21 +343,22 @@ def _simulate(args: argparse.Namespace) -> int:
                 f"--perfetto={str(args.perfetto)!r}: without a plan there is nothing to draw; "
                 "expected --limit, --frac or --budget"
             )
-        _answer(trace, link, args.json)
-        return 0
+        return _answer(trace, link, args.json)
     if args.json is not None:
         warn("--json: without effect together with a limit, frac or budget")
     plan = _planned(trace, link, options)
     bound = [bound_text(trace, plan, link, effort=_EFFORT)] if args.bound else []  # first, because it may be refused
     records = [records_text(trace, plan)] if args.records else []
-    print("\n".join([forecast_text(trace, plan, link), *bound, *records]), flush=True)
-    if args.perfetto is not None:
+    text = "\n".join([forecast_text(trace, plan, link), *bound, *records])
+
+    def perfetto() -> bytes:
         from lms.core.timeline import Timeline
         from lms.perfetto import to_json
 
         forecast = Timeline(plan.forecast.spans, plan.forecast.held)
-        write_output("--perfetto", args.perfetto, to_json(trace, forecast, plan, measured=False).encode())
-    return 0
+        return to_json(trace, forecast, plan, measured=False).encode()
+
+    return tell(text, ("--perfetto", args.perfetto, perfetto))
 
 
 def _report(args: argparse.Namespace) -> int:
@@ -449,11 +450,13 @@ def _planned(trace: Trace, link: Link, options: Options) -> Plan:
     )
 
 
-def _answer(trace: Trace, link: Link, path: Path | None) -> None:
-    """Print the limits and their costs, and write them as JSON to `path`."""
+def _answer(trace: Trace, link: Link, path: Path | None, *files: tuple[str, Path | None, Callable[[], bytes]]) -> int:
+    """Print the limits and their costs, and write them as JSON to `path`, and other `files`; the exit status."""
     from lms.limits import limit_document, limits_of, limits_text
 
     rows = limits_of(trace, link)
-    print(limits_text(trace, link, rows), flush=True)
-    if path is not None:
-        write_output("--json", path, json.dumps(limit_document(trace, link, rows), indent=2).encode() + b"\n")
+
+    def document() -> bytes:
+        return json.dumps(limit_document(trace, link, rows), indent=2).encode() + b"\n"
+
+    return tell(limits_text(trace, link, rows), ("--json", path, document), *files)

@@ -6,7 +6,7 @@ import os
 import secrets
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -97,6 +97,21 @@ def write_output(option: str, path: Path, content: bytes) -> Path:
     except OSError as error:
         raise LMSError(f"{option}={str(path)!r}: not written: {error.strerror}") from None
     return path
+
+
+def tell(text: str, *files: tuple[str, Path | None, Callable[[], bytes]]) -> int:
+    """Print `text`, then write each option's file, also if nobody reads what is printed; the exit status.
+
+    A letter that the terminal's encoding does not have becomes a question mark.
+    """
+    encoding = sys.stdout.encoding or "utf-8"
+    try:
+        print(text.encode(encoding, "replace").decode(encoding), flush=True)
+    finally:
+        for option, path, content in files:
+            if path is not None:
+                write_output(option, path, content())
+    return 0
 
 
 # A block device would lose the file system that is on it, and a socket cannot be opened.

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from lms.advice import advice
-from lms.core.plan import Plan, floor, plain_peak
+from lms.core.plan import Plan, floor, plain_peak, step_peak
 from lms.core.timeline import Span, Timeline
 from lms.core.trace import Trace
 from lms.drawing import svg
@@ -124,8 +124,8 @@ def _headline(
         peak = stats.get("peak") if stats else None
         if peak:
             said.append((format_size(peak), "peak with LMS", "measured, all steps"))
-        elif plan.forecast.resident_peak:
-            said.append((format_size(plan.forecast.resident_peak), "peak with LMS", "predicted"))
+        elif foreseen := step_peak(trace, plan):
+            said.append((format_size(foreseen), "peak with LMS", "predicted"))
         said.append((format_size(plan.forecast.held_peak), "saved bytes held at most", "predicted"))
         moved = f"{format_size(plan.forecast.out)} / {format_size(plan.forecast.back)}"
         said.append((moved, "out / back in a pass", "planned"))

@@ -364,6 +364,7 @@ def test_the_most_between_two_passes_is_known_and_neither_pauses_nor_a_measured_
     machine.most = 700
     planner.peaks.pause()
     machine.most = 2000
+    assert planner.peaks.between == 700
     planner.peaks.resume()
     machine.most = 600
     assert planner.maker.link() is link
@@ -373,6 +374,7 @@ def test_the_most_between_two_passes_is_known_and_neither_pauses_nor_a_measured_
     assert planner.peaks.between == 700
     machine.most = 800
     planner.peaks.close()
+    run(planner, [50] * 4, other=300)  # whose end is noted late
     machine.most = 5000
     assert planner.peaks.between == 800
 

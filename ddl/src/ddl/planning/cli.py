@@ -102,7 +102,8 @@ def _plan(asked: argparse.Namespace) -> int:
         # The library's choice, unless a plan was given.
         shown = plan or Plan(mode=made.chosen.plan)
         count = max(1, asked.size // elements.TYPES[asked.type].nbytes)
-        steps = interface.schedule(described.tree, count, asked.rank, asked.type, shown)
+        with _interruptible():
+            steps = interface.schedule(described.tree, count, asked.rank, asked.type, shown)
     if asked.json:
         document = report.to_dict(made)
         if steps is not None:
@@ -130,7 +131,9 @@ def _interruptible() -> Iterator[None]:
 
 
 def _scaling(asked: argparse.Namespace) -> int:
-    table = scaling.study(_network(asked, network.load("minsky")))
+    described = _network(asked, network.load("minsky"))
+    with _interruptible():
+        table = scaling.study(described)
     show(json.dumps(scaling.to_dict(table), indent=2) if asked.json else scaling.to_text(table))
     if asked.plot:
         _write(picture.draw_scaling(scaling.curves(table), scaling.TITLE, scaling.GPUS[0]), asked.plot)
@@ -140,7 +143,8 @@ def _scaling(asked: argparse.Namespace) -> int:
 def _published(asked: argparse.Namespace, words: Sequence[str]) -> int:
     if {word.lstrip("-") for word in words} - {"published", "json"}:
         raise UsageError("plan: --published has its own machines: it goes with --json alone")
-    rows = published.study()
+    with _interruptible():
+        rows = published.study()
     show(json.dumps(published.to_dict(rows), indent=2) if asked.json else published.to_text(rows))
     return 0
 

@@ -360,7 +360,7 @@ def _table(document: object, where: str, known: set[str]) -> Mapping[str, Any]:
 
 def _text(table: Mapping[str, Any], key: str, where: str, default: str) -> str:
     value = table.get(key, default)
-    if not isinstance(value, str) or not "".join(value.split()).isprintable():  # it could command a terminal
+    if not isinstance(value, str) or not value.replace("\n", " ").isprintable():  # it could command a terminal
         raise DescriptionError(f"{where}: {key}: {value!r}; expected text without control characters")
     return value
 

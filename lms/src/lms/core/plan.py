@@ -183,12 +183,16 @@ def table(trace: Trace, link: Link, shares: Sequence[float] = (1.0, 0.75, 0.5, 0
     """A plan for each share of the saved bytes that may stay: what a limit costs, before it is paid.
 
     Each plan's `limit` is the one to ask for: its predicted peak, and room for one tensor or 2%, whichever is more.
+    Once what runs between two passes needs more than the pass, no row follows: moving more would not lower the limit.
     """
-    rows = []
+    rows: list[Plan] = []
     for share in shares:
         row = make_plan(trace, link, budget=int(share * trace.saved))
         peak = step_peak(trace, row)
-        rows.append(replace(row, limit=peak + max(trace.largest, peak // _ROOM) if peak else None))
+        limit = peak + max(trace.largest, peak // _ROOM) if peak else None
+        rows.append(replace(row, limit=limit))
+        if peak and peak == trace.between:
+            break
     return rows
 
 

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from lms.drawing import encoded
 from lms.errors import UsageError
-from lms.files import check_output, write_output
+from lms.files import check_output, tell
 from lms.link.profile import Kind
 from lms.trace import Trace
 
@@ -52,7 +50,7 @@ def _add_measure(commands: Commands) -> None:
     parser.add_argument(
         "--quick",
         action="store_true",
-        help="less than 10 s: up to 256 MiB (in memory twice the caches, if more), and twice as much memory",
+        help="less than 10 s: up to 256 MiB, in memory at least twice the caches; a copy takes twice its size",
     )
     parser.add_argument("-o", "--output", metavar="FILE.json", type=Path, help="write the figures: for show, compare")
     parser.add_argument(
@@ -150,7 +148,7 @@ def _measure(args: argparse.Namespace) -> int:
     check_output("--output", args.output)
     folder = args.dir if args.dir is not None else Path(tempfile.gettempdir())
     profile = measure(folder, quick=args.quick, kinds=args.only, name=args.name)
-    return _tell(table.text(profile), ("--output", args.output, lambda: profile.to_json().encode()))
+    return tell(table.text(profile), ("--output", args.output, lambda: profile.to_json().encode()))
 
 
 def _show(args: argparse.Namespace) -> int:
@@ -161,7 +159,7 @@ def _show(args: argparse.Namespace) -> int:
             if given is not None:
                 raise UsageError(f"{option}: about this machine; without effect on PROFILE={args.profile!r}")
         profile = catalogue.load(args.profile)
-        return _tell(profile.to_json() if args.json else table.text(profile))
+        return tell(profile.to_json() if args.json else table.text(profile))
     if args.picture is not None:
         chart.check(args.picture)
         check_output("--picture", args.picture)
@@ -179,7 +177,7 @@ def _show(args: argparse.Namespace) -> int:
         figure = chart.draw_topology(shown.gpus, shown.matrix, f"GPUs of {shown.profile.name}")
         return encoded(figure, args.picture.suffix)
 
-    return _tell(show.document(shown) if args.json else show.text(shown), ("--picture", args.picture, picture))
+    return tell(show.document(shown) if args.json else show.text(shown), ("--picture", args.picture, picture))
 
 
 def _compare(args: argparse.Namespace) -> int:
@@ -198,7 +196,7 @@ def _compare(args: argparse.Namespace) -> int:
         found = compare(one, other, trace, speedup=args.speedup)
     except ValueError as error:
         raise UsageError(str(error)) from None
-    return _tell(
+    return tell(
         comparison_text.text(found, speedup=args.speedup),
         ("--json", args.json, lambda: json.dumps(found.to_dict(), indent=1).encode() + b"\n"),
         (
@@ -207,18 +205,3 @@ def _compare(args: argparse.Namespace) -> int:
             lambda: encoded(chart.draw_comparison(found, speedup=args.speedup), args.picture.suffix),
         ),
     )
-
-
-def _tell(text: str, *files: tuple[str, Path | None, Callable[[], bytes]]) -> int:
-    """Print `text`, then write each option's file, also if nobody reads what is printed; the exit status.
-
-    A letter that the terminal's encoding does not have becomes a question mark.
-    """
-    encoding = sys.stdout.encoding or "utf-8"
-    try:
-        print(text.encode(encoding, "replace").decode(encoding), flush=True)
-    finally:
-        for option, path, content in files:
-            if path is not None:
-                write_output(option, path, content())
-    return 0

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from contextlib import contextmanager
+
 from lms.core.budget import Budget
 from lms.errors import LimitError
 from lms.memory.device import Device
@@ -34,16 +37,17 @@ class Peaks:
         self._before_pause = 0  # bytes that the time between two passes needed until it was paused
         self._between = 0  # how often in a row the time between two passes alone needed more than the limit
         self._most_between = 0  # in use between two passes
+        self._pauses = 0  # that are under way, one inside another
+        self._closed = False
 
     @property
     def between(self) -> int:
-        """The most bytes that were in use between two passes, the optimizer's step included; 0 before there were two.
+        """The most bytes that were in use between two passes, the optimizer's step included.
 
-        Pauses and the measuring of a link do not count.
+        0 before a measured pass has ended. Pauses and the measuring of a link do not count.
         """
-        if not self._peak_is_between:
-            return self._most_between
-        return max(self._most_between, self._before_pause, self.device.peak().in_use)
+        most = max(self._most_between, self._before_pause)
+        return max(most, self.device.peak().in_use) if self._peak_is_between and not self._pauses else most
 
     def before_a_pass(self) -> LimitError | None:
         """Note what the time since the last pass needed; the reason to end the training, if there is one.
@@ -76,7 +80,7 @@ class Peaks:
         """Note what the pass needed that ended just now."""
         module = f", module {recorder.peak_module!r}" if recorder.peak_module else ""
         self._saw(recorder.peak, f"pass {self.progress.passes}{module}")
-        self._peak_is_between = recorder.measure
+        self._peak_is_between = recorder.measure and not self._closed
 
     def after_a_step(self) -> None:
         """Note what a step needed, forward, backward and optimizer, if no passes are recorded."""
@@ -91,21 +95,35 @@ class Peaks:
     def close(self) -> None:
         """Look at the device for the last time."""
         self.after_the_last_pass()
-        self._most_between, self._peak_is_between = self.between, False
+        self._most_between, self._peak_is_between, self._closed = self.between, False, True
 
     def pause(self) -> None:
         """Note what the time since the last pass has needed, before something that does not concern LMS."""
         self.after_the_last_pass()
         if self._peak_is_between:
-            self._before_pause = max(self._before_pause, self.device.peak().in_use)
+            self._before_pause = self.between
+        self._pauses += 1
         self.device.reset_peak()
 
-    def resume(self) -> None:
+    def resume(self, what: str = "in a pause") -> None:
         """Note what a pause needed. It counts as a peak, and neither ends the training nor has a pass measured."""
         lately = self.exceeded_lately
-        self._saw(self.device.peak().held, f"in a pause after pass {self.progress.passes}")
+        self._saw(self.device.peak().held, f"{what} after pass {self.progress.passes}")
         self.exceeded_lately = lately
+        self._pauses -= 1
         self.device.reset_peak()
+
+    @contextmanager
+    def apart(self, what: str) -> Generator[None, None, None]:
+        """Between two passes, pause. Inside one, the peak is the pass's, and nothing is done."""
+        if not self._peak_is_between:
+            yield
+            return
+        self.pause()
+        try:
+            yield
+        finally:
+            self.resume(what)
 
     def _saw(self, held: int, where: str) -> None:
         self.most = max(self.most, held)

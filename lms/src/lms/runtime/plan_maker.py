@@ -73,14 +73,11 @@ class PlanMaker:
         known = self._tier.link()
         if known is not None:
             return known
-        self._peaks.pause()  # the training itself does not need what this takes
-        try:
+        with self._peaks.apart("while the link was measured,"):  # the training itself does not need what this takes
             if self._budget.limit is None:
                 return self._tier.calibrate(CALIBRATION)
             free = self._budget.planned(0) - self._device.current()
             return self._tier.calibrate(CALIBRATION, max(free // 2, _LEAST_PIECE))
-        finally:
-            self._peaks.resume()
 
     def trace(self, recorder: Recorder, times: Sequence[float] | None = None) -> Trace:
         """What `recorder` saw, with `times` instead of its own if they are given."""

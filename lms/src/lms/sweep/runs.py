@@ -119,17 +119,17 @@ def why(status: int, log: Log) -> str:
 
 def _refusal(path: Path) -> str | None:
     """Why the file system takes no more bytes into this file; None if it takes them. The file stays as it is."""
-    size = path.stat().st_size
     try:
         with path.open("ab", buffering=0) as file:
-            left = _TRIED
-            while left > 0:
-                left -= file.write(bytes(left))
-            os.fsync(file.fileno())  # some file systems tell only then
+            size, left = file.tell(), _TRIED
+            try:
+                while left > 0:
+                    left -= file.write(bytes(left))
+                os.fsync(file.fileno())  # some file systems tell only then
+            finally:
+                file.truncate(size)
     except OSError as error:
         return error.strerror
-    finally:
-        os.truncate(path, size)
     return None
 
 

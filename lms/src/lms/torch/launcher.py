@@ -131,7 +131,7 @@ def record(target: Target, options: Options) -> tuple[int, Trace | None, Link | 
             status = 0
         if status != 0:
             return status, None, None
-        step = session.trace
+        step = stop.step or session.trace
         if step is None:
             raise LMSError(f"{target.name} ended too early: {_why_no_step(session)}")
         return 0, *_described(session, target, _with_more(step, stop.first))
@@ -141,8 +141,13 @@ def record(target: Target, options: Options) -> tuple[int, Trace | None, Link | 
 
 
 def _with_more(step: Trace, first: Trace | None) -> Trace:
-    """The step, with what the first pass had beside its records where that was more: threads need more or less."""
-    if first is None or not (step.measured and first.measured) or _sequence(step) != _sequence(first):
+    """The step, with what the first pass had beside its records if that was more: a CPU's threads need more or less."""
+    if (
+        step.device != "cpu"
+        or first is None
+        or not (step.measured and first.measured)
+        or _sequence(step) != _sequence(first)
+    ):
         return step
     return step.with_measured(step.times, [max(both) for both in zip(step.others, first.others, strict=True)])
 
@@ -186,6 +191,7 @@ class _Stop:
 
         self._session = session
         self.first: Trace | None = None  # the first pass that could be planned for
+        self.step: Trace | None = None  # the last one, once enough was watched
         self._more = CHOOSING if session.options.recompute else 0
         self._awaits_step: bool | None = None  # whether there is an optimizer that may step; None: not looked yet
         self._hooks = [register_module_forward_pre_hook(self._check), register_optimizer_step_post_hook(self._check)]
@@ -200,6 +206,7 @@ class _Stop:
 
         # Dynamo must not compile this into the module.
         if not torch.compiler.is_compiling() and self._seen_enough():
+            self.step = self._session.trace  # now: what the script does as it ends is no part of a step
             raise Enough
 
     def _seen_enough(self) -> bool:
