@@ -14,10 +14,10 @@ from types import ModuleType
 import pytest
 
 import lms
-from lms import cli
+from lms import cli, step_cli
 from lms.core.trace import Access, Tensor
 from lms.errors import CorruptionError, LimitError, LMSError, SpillError, UsageError
-from lms.link import KNOWN
+from lms.link import KNOWN, Link
 from lms.options import arguments
 from lms.trace import Trace
 
@@ -158,7 +158,7 @@ def test_an_error_of_lms_is_one_line_and_its_own_exit_status(
     def fail(*_: object) -> int:
         raise error("what was\nasked, what was found")
 
-    monkeypatch.setattr(cli, "_simulate", fail)
+    monkeypatch.setattr(step_cli, "_simulate", fail)
     assert cli.main(["simulate", "x"]) == error.exit_status
     assert capsys.readouterr().err == "lms: error: what was asked, what was found\n"
 
@@ -169,7 +169,7 @@ def test_an_interrupt_ends_with_the_shells_status_and_no_traceback(
     def interrupt(*_: object) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "_simulate", interrupt)
+    monkeypatch.setattr(step_cli, "_simulate", interrupt)
     assert cli.main(["simulate", "x"]) == 130
     assert "Traceback" not in capsys.readouterr().err
 
@@ -246,7 +246,7 @@ def test_a_package_that_is_missing_is_named_with_the_way_to_get_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "script.py").touch()
-    monkeypatch.setattr(cli, "find_spec", lambda name: None if name == "torch" else find_spec(name))
+    monkeypatch.setattr("lms.command.find_spec", lambda name: None if name == "torch" else find_spec(name))
     line = refused(capsys, "run", str(tmp_path / "script.py"))
     assert "torch" in line
     assert "pip install './lms[torch]'" in line
@@ -376,7 +376,7 @@ def test_a_bound_of_a_step_with_state_is_refused_before_anything_is_printed(
 def test_a_bound_without_scipy_says_how_to_get_it(
     trace: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cli, "find_spec", lambda name: None)
+    monkeypatch.setattr("lms.command.find_spec", lambda name: None)
     assert "./lms[bound]" in refused(capsys, "simulate", trace, "--budget", "0", "--bound")
 
 
@@ -430,7 +430,7 @@ def test_simulate_writes_the_predicted_pass_for_perfetto(
 def test_a_run_of_tensorflow_cannot_be_drawn_copy_by_copy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(cli, "find_spec", lambda name: name)
+    monkeypatch.setattr("lms.command.find_spec", lambda name: name)
     script = tmp_path / "fit.py"
     script.write_text("import keras")
     assert "`lms simulate TRACE --limit SIZE --perfetto FILE`" in refused(
@@ -530,7 +530,7 @@ def test_report_refuses_a_place_that_cannot_be_written(trace: str, capsys: pytes
 def test_report_names_the_packages_that_it_needs(
     trace: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(cli, "find_spec", lambda name: None if name == "matplotlib" else find_spec(name))
+    monkeypatch.setattr("lms.command.find_spec", lambda name: None if name == "matplotlib" else find_spec(name))
     line = refused(capsys, "report", trace)
     assert "matplotlib" in line
     assert "./lms[report]" in line
@@ -570,7 +570,7 @@ def test_plan_prints_its_table_though_it_cannot_be_written(
 ) -> None:
     step = Trace.load(trace)
     launcher = pytest.importorskip("lms.torch.launcher")
-    monkeypatch.setattr(launcher, "record", lambda *_: (0, step, cli.Link.from_dict(step.link)))
+    monkeypatch.setattr(launcher, "record", lambda *_: (0, step, Link.from_dict(step.link)))
     (tmp_path / "train.py").touch()
     for option in ("--json", "--trace"):
         assert cli.main(["plan", option, "/dev/full", str(tmp_path / "train.py")]) == 1

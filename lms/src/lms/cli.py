@@ -1,38 +1,32 @@
-"""The command `lms`: run a script under a limit, ask what a limit costs, look at a recorded step."""
+"""The command `lms`: its parser, and the commands that run a script."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shlex
 import sys
-from collections.abc import Callable, Sequence
-from importlib.util import find_spec
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import lms
+from lms import step_cli
+from lms.command import Parser, check_installed, command
 from lms.console import open_closed_streams, say, warn
 from lms.errors import LMSError, UsageError, remedy
-from lms.files import check_output, tell, write_output
+from lms.files import check_output
 from lms.launcher import launcher_of
-from lms.link import KNOWN, Link, parse_link
 from lms.link import cli as link_cli
-from lms.options import BOUNDS, Options, add_flags, arguments, from_flags, given_words, spelled
-from lms.plan_text import bound_text, forecast_text, records_text
+from lms.options import Options, add_flags, arguments, from_flags, given_words, spelled
 from lms.sweep import cli as sweep_cli
 from lms.target import Target, framework_of, parse_target
-from lms.trace import Trace
 from lms.tune import cli as tune_cli
-from lms.units import format_size
 
 if TYPE_CHECKING:
-    from lms.core.plan import Plan
+    from lms.command import Commands
 
-PLANNED = (*BOUNDS, "prefetch", "write_ahead")  # the options that concern the plan alone
 INTERRUPTED = 130  # what shells return for a command that Ctrl-C ended
-_EFFORT = 60.0  # seconds for the solver of --bound
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -85,26 +79,8 @@ def _give_stdout_up() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-class _Parser(argparse.ArgumentParser):
-    """A command's parser. It refuses what it does not know itself, so that the command's own usage is shown."""
-
-    def parse_known_args(  # type: ignore[override]
-        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
-    ) -> tuple[argparse.Namespace, list[str]]:
-        found, unknown = super().parse_known_args(args, namespace)
-        if unknown:
-            self.error(f"unknown: {shlex.join(unknown)}; `{self.prog} --help` lists what there is")
-        return found, unknown
-
-    def _print_message(self, message: str, file: Any = None) -> None:
-        if file is sys.stdout:
-            print(message, end="")  # argparse would ignore a full disk
-        else:
-            super()._print_message(message, file)
-
-
 def _parser() -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = _Parser(
+    parser: argparse.ArgumentParser = Parser(
         prog="lms",
         description="Large model support: train models whose tensors need more memory than the device has.",
         epilog=_EXAMPLES,
@@ -115,8 +91,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(metavar="COMMAND", required=True, title="commands")
     _add_run(commands)
     _add_plan(commands)
-    _add_simulate(commands)
-    _add_report(commands)
+    step_cli.add(commands)
     link_cli.add(commands)
     sweep_cli.add(commands).set_defaults(action=_sweep)
     tune_cli.add(commands).set_defaults(action=_tune)
@@ -153,8 +128,8 @@ def _split(argv: list[str]) -> tuple[list[str], list[str]]:
 _SWITCHES = ("-h", "--help", *(spelled(option.name, "--") for option in arguments() if option.type == "bool"))
 
 
-def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = link_cli.command(
+def _add_run(commands: Commands) -> None:
+    parser = command(
         commands,
         "run",
         "run a script with large model support",
@@ -184,8 +159,8 @@ def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     parser.set_defaults(action=_run)
 
 
-def _add_plan(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = link_cli.command(
+def _add_plan(commands: Commands) -> None:
+    parser = command(
         commands,
         "plan",
         "run two steps of a script, then say what limit it needs and what each costs",
@@ -214,69 +189,6 @@ def _add_plan(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     parser.set_defaults(action=_plan)
 
 
-def _add_simulate(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = link_cli.command(
-        commands,
-        "simulate",
-        "predict a recorded step under another limit or on another link",
-        "Plan the step that TRACE recorded and predict its peak and time; nothing is run.\n"
-        "Without a limit, frac or budget: a table of limits.",
-        "examples:\n"
-        "  lms simulate step.json\n"
-        "  lms simulate step.json --limit 8GB --records\n"
-        "  lms simulate step.json --limit 8GB --bound\n"
-        "  lms simulate step.json --budget 0 --link nvlink-c2c\n"
-        "  lms simulate step.json --limit 8GB --perfetto pass.json      opens in ui.perfetto.dev\n",
-    )
-    parser.add_argument("trace", metavar="TRACE", type=Path, help="what `lms run --trace` or `lms plan --trace` wrote")
-    _add_bounds(parser)
-    parser.add_argument(
-        "--records",
-        action="store_true",
-        help="list every record with its decision and the reason, under --limit, --frac or --budget",
-    )
-    parser.add_argument(
-        "--bound",
-        action="store_true",
-        help="also print a lower bound on the time of any plan, and how far this plan is above it. The solver stops "
-        f"after {_EFFORT:.0f} s",
-    )
-    parser.add_argument("--json", metavar="FILE", type=Path, help="write the table of limits as JSON (bytes, seconds)")
-    parser.add_argument(
-        "--perfetto", metavar="FILE.json", type=Path, help="write the predicted pass, for ui.perfetto.dev"
-    )
-    parser.set_defaults(action=_simulate)
-
-
-def _add_report(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = link_cli.command(
-        commands,
-        "report",
-        "make a page with the picture of a recorded step",
-        "Write one HTML page about the step that TRACE recorded: memory over time, what each limit costs, the modules\n"
-        "and records that fill memory. With a limit, frac or budget: also the plan under it.",
-        "examples:\n  lms report step.json\n  lms report step.json --limit 8GB -o step.html --picture memory.png\n",
-    )
-    parser.add_argument("trace", metavar="TRACE", type=Path, help="what `lms run --trace` or `lms plan --trace` wrote")
-    parser.add_argument("-o", "--output", metavar="FILE.html", type=Path, help="the page (default: TRACE with .html)")
-    parser.add_argument("--picture", metavar="FILE.png", type=Path, help="write the picture alone as well")
-    _add_bounds(parser)
-    parser.set_defaults(action=_report)
-
-
-def _add_bounds(parser: argparse.ArgumentParser) -> None:
-    add_flags(parser, names=PLANNED)
-    parser.add_argument(
-        "--link",
-        metavar="NAME|OUT/BACK",
-        help="the link to assume instead of the one that was measured with the trace: GB a second out and back, such "
-        f"as 6/2.1, or one of {', '.join(KNOWN)}",
-    )
-
-
-_NO_LINK = "--link: not given, and {} holds no measured link; name one, such as 6/2.1 (GB a second out and back)"
-
-
 def _run(args: argparse.Namespace) -> int:
     options, target = _prepared(args)
     trace, report = _output("--trace", args.trace), _output("--report", args.report)
@@ -290,9 +202,9 @@ def _run(args: argparse.Namespace) -> int:
         if stats is not None:
             raise UsageError(f"--stats={str(args.stats)!r}: a session of TensorFlow has none; its last line sums it up")
     if report is not None:
-        _check_installed("--report", "matplotlib", "jinja2", extra="report")
+        check_installed("--report", "matplotlib", "jinja2", extra="report")
     if options.metrics_port is not None:
-        _check_installed("--metrics-port", "prometheus_client", extra="metrics")
+        check_installed("--metrics-port", "prometheus_client", extra="metrics")
     files = {"trace": trace, "report": report, "perfetto": perfetto, "stats": stats}
     return launcher_of(target).run(target, options, **{name: path for name, path in files.items() if path is not None})
 
@@ -305,7 +217,7 @@ def _plan(args: argparse.Namespace) -> int:
     status, trace, link = launcher_of(target).record(target, options)
     if trace is None or link is None:
         return status
-    return _answer(trace, link, table, ("--trace", step, lambda: trace.to_json().encode()))
+    return step_cli.answer(trace, link, table, ("--trace", step, lambda: trace.to_json().encode()))
 
 
 def _largest(args: argparse.Namespace, options: Options, target: Target) -> int:
@@ -323,74 +235,14 @@ def _largest(args: argparse.Namespace, options: Options, target: Target) -> int:
     return largest.run(args.largest, options, given_words(args), target)
 
 
-def _simulate(args: argparse.Namespace) -> int:
-    options = from_flags(args)
-    check_output("--json", args.json)
-    check_output("--perfetto", args.perfetto)
-    trace = Trace.load(args.trace)
-    link = _link(args, trace)
-    if link is None:
-        raise UsageError(_NO_LINK.format(args.trace))
-    if args.bound:
-        _check_installed("--bound", "scipy", extra="bound")
-    if not options.bounded:
-        if args.bound:
-            raise UsageError("--bound: a bound is that of one limit; expected --limit, --frac or --budget")
-        if args.records:
-            raise UsageError("--records: decisions are those of one limit; expected --limit, --frac or --budget")
-        if args.perfetto is not None:
-            raise UsageError(
-                f"--perfetto={str(args.perfetto)!r}: without a plan there is nothing to draw; "
-                "expected --limit, --frac or --budget"
-            )
-        return _answer(trace, link, args.json)
-    if args.json is not None:
-        warn("--json: without effect together with a limit, frac or budget")
-    plan = _planned(trace, link, options)
-    bound = [bound_text(trace, plan, link, effort=_EFFORT)] if args.bound else []  # first, because it may be refused
-    records = [records_text(trace, plan)] if args.records else []
-    text = "\n".join([forecast_text(trace, plan, link), *bound, *records])
-
-    def perfetto() -> bytes:
-        from lms.core.timeline import Timeline
-        from lms.perfetto import to_json
-
-        forecast = Timeline(plan.forecast.spans, plan.forecast.held)
-        return to_json(trace, forecast, plan, measured=False).encode()
-
-    return tell(text, ("--perfetto", args.perfetto, perfetto))
-
-
-def _report(args: argparse.Namespace) -> int:
-    options = from_flags(args)
-    _check_installed("lms report", "matplotlib", "jinja2", extra="report")
-    trace = Trace.load(args.trace)
-    output = args.output if args.output is not None else args.trace.with_suffix(".html")
-    check_output("--output", output)
-    check_output("--picture", args.picture)
-    from lms.picture import to_png
-    from lms.report import picture_of, render
-
-    link = _link(args, trace)
-    if link is None and options.bounded:
-        raise UsageError(_NO_LINK.format(args.trace))
-    plan = _planned(trace, link, options) if link is not None and options.bounded else None
-    page = render(trace, link=link, plan=plan, title=trace.machine.get("script") or args.trace.stem)
-    output = write_output("--output", output, page.encode())
-    if args.picture is not None:
-        write_output("--picture", args.picture, to_png(picture_of(trace, plan)))
-    print(output)
-    return 0
-
-
 def _tune(args: argparse.Namespace) -> int:
-    _check_installed("lms tune", "optuna", extra="tune")
+    check_installed("lms tune", "optuna", extra="tune")
     options, target = _prepared(args)
     return tune_cli.run(args, options, target)
 
 
 def _sweep(args: argparse.Namespace) -> int:
-    _check_installed("lms sweep", "matplotlib", "jinja2", extra="report")
+    check_installed("lms sweep", "matplotlib", "jinja2", extra="report")
     _, target = _prepared(args)
     beside = []
     for text in args.beside:
@@ -409,7 +261,7 @@ def _prepared(args: argparse.Namespace) -> tuple[Options, Target]:
     target = parse_target(args.target, args.action.__name__[1:])
     options = from_flags(args)
     framework = framework_of(target)
-    _check_installed("lms run", framework, extra=framework)
+    check_installed("lms run", framework, extra=framework)
     return options, target
 
 
@@ -417,46 +269,3 @@ def _output(option: str, path: Path | None) -> Path | None:
     """Where to write when the script has run, whatever folder it is in by then. Raises as `check_output`."""
     check_output(option, path)
     return None if path is None else path.absolute()
-
-
-def _check_installed(what: str, *modules: str, extra: str) -> None:
-    missing = [module for module in modules if find_spec(module) is None]
-    if missing:
-        needed = " and ".join(missing)
-        raise UsageError(
-            f"{what} needs {needed}, which is not installed: pip install './lms[{extra}]' in a copy of the repository"
-        )
-
-
-def _link(args: argparse.Namespace, trace: Trace) -> Link | None:
-    if args.link is not None:
-        return parse_link(args.link)
-    return Link.from_dict(trace.link) if trace.link else None
-
-
-def _planned(trace: Trace, link: Link, options: Options) -> Plan:
-    from lms.core.plan import make_plan
-
-    if options.frac is not None and not trace.capacity:
-        raise UsageError("--frac: the trace does not say what the device holds; give --limit or --budget")
-    limit = options.limit_of(trace.capacity)
-    if limit is not None and not trace.measured:
-        raise UsageError(
-            "--limit bounds all of the device's memory, and this trace measured only the saved bytes "
-            f"({format_size(trace.saved)}); give --budget"
-        )
-    return make_plan(
-        trace, link, limit=limit, budget=options.budget, prefetch=options.prefetch, write_ahead=options.write_ahead
-    )
-
-
-def _answer(trace: Trace, link: Link, path: Path | None, *files: tuple[str, Path | None, Callable[[], bytes]]) -> int:
-    """Print the limits and their costs, and write them as JSON to `path`, and other `files`; the exit status."""
-    from lms.limits import limit_document, limits_of, limits_text
-
-    rows = limits_of(trace, link)
-
-    def document() -> bytes:
-        return json.dumps(limit_document(trace, link, rows), indent=2).encode() + b"\n"
-
-    return tell(limits_text(trace, link, rows), ("--json", path, document), *files)

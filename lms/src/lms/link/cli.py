@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+from lms.command import command
 from lms.drawing import encoded
 from lms.errors import UsageError
 from lms.files import check_output, tell
@@ -15,7 +16,7 @@ from lms.link.profile import Kind
 from lms.trace import Trace
 
 if TYPE_CHECKING:
-    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
+    from lms.command import Commands
 
 MEASURED = ("memory", "file", "gpu", "peer")  # the kinds that `measure` knows; a network is `ddlrun bench`'s
 
@@ -116,22 +117,6 @@ def _factor(text: str) -> float:
     if not 1 / FASTEST <= factor <= FASTEST:
         raise argparse.ArgumentTypeError(f"{text!r}: expected a number from {1 / FASTEST:f} to {FASTEST:.0f}")
     return factor
-
-
-def command(
-    commands: Commands, name: str, text: str, description: str, epilog: str = "", *, takes_script: bool = False
-) -> argparse.ArgumentParser:
-    """Add a command whose description and examples stand as they are written."""
-    usage = f"lms {name} [OPTIONS] SCRIPT [ARGS...]\n       lms {name} [OPTIONS] -m MODULE [ARGS...]"
-    return commands.add_parser(
-        name,
-        usage=usage if takes_script else None,
-        help=text,
-        description=description,
-        epilog=epilog,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
 
 
 def _kinds(text: str) -> tuple[Kind, ...]:

@@ -12,17 +12,17 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lms.command import command
 from lms.console import say, show_progress
 from lms.errors import UsageError
 from lms.files import check_output, write_output
-from lms.link.cli import command
 from lms.options import BOUNDS, add_flags, arguments, given_words
 from lms.sweep.runs import Bound, Kind, Progress, Row, execute, parse_bounds, why, with_figures
 from lms.target import Target, framework_of
 from lms.units import plural
 
 if TYPE_CHECKING:
-    from lms.link.cli import Commands
+    from lms.command import Commands
     from lms.tune.metric import Log
 
 LIMITS = "75%,50%,35%,25%"

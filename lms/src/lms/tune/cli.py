@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lms.command import command
 from lms.console import say
 from lms.errors import UsageError
-from lms.link.cli import command
 from lms.options import BOUNDS, DEFAULT_FRAC, Options, add_flags, given_words, new_folder, spelled
 from lms.target import Target
 from lms.tune import metric
@@ -22,7 +22,7 @@ from lms.units import format_size, parse_size
 if TYPE_CHECKING:
     from optuna.trial import Trial
 
-    from lms.link.cli import Commands
+    from lms.command import Commands
 
 STORAGE = "LMS_TUNE_STORAGE"
 
