@@ -43,7 +43,7 @@ def test_a_budget_and_tensorflow_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(cli, "find_spec", lambda name: name)
+    monkeypatch.setattr("lms.command.find_spec", lambda name: name)
     for framework, options, said in (("torch", ["--budget", "0"], "a budget does not bound"), ("keras", [], "PyTorch")):
         Path("train.py").write_text(f"import {framework}")
         assert cli.main(["plan", *options, "--largest", "batch=1..8", "train.py"]) == 2
