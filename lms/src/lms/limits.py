@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
+from lms.core.budget import Budget
 from lms.core.link import Link
 from lms.core.plan import first_peak, floor, plain_peak, step_peak, table
 from lms.core.trace import Trace
 from lms.link.table import columns
 from lms.stats import format_seconds
 from lms.units import format_size
-
-_RESERVE = 1 / 256  # of a limit: a peak that is over it by no more counts as within
 
 
 @dataclass(frozen=True)
@@ -77,7 +76,7 @@ def _first_facts(trace: Trace, rows: Sequence[LimitRow]) -> list[tuple[str, str]
     """What the first pass takes under the lowest limit of the table, if that is more than the limit."""
     lowest = min((row.limit for row in rows if row.limit is not None), default=0)
     peak = first_peak(trace, lowest)
-    if peak <= lowest * (1 + _RESERVE):
+    if not Budget(lowest).over(peak):
         return []
     why = "it has no plan yet, and does not know what its operations need"
     return [("first pass", f"up to {format_size(peak)} under the lowest limit below: {why}")]

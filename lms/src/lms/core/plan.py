@@ -140,11 +140,11 @@ def plain_peak(trace: Trace) -> int:
     return int((_others(trace) + held_before(trace, [])).max(initial=0)) if any(trace.others) else 0
 
 
-BETWEEN = "the time between two passes"  # where the floor can be, if in no module
+BETWEEN = "the time between two passes"  # whose the floor is, if it is no module's
 
 
 def step_peak(trace: Trace, plan: Plan) -> int:
-    """The most bytes foreseen on the device, in the pass and between two passes; 0 when the pass was not measured."""
+    """The most bytes foreseen on the device, in the pass and between two passes; 0 if the pass was not measured."""
     return max(plan.forecast.resident_peak, trace.between) if plan.forecast.resident_peak else 0
 
 
@@ -167,7 +167,7 @@ def first_peak(trace: Trace, limit: int) -> int:
 
 
 def floor(trace: Trace, gaps: Sequence[Gap] | None = None) -> tuple[int, str]:
-    """The peak with a budget of zero, and whose it is: a module's, or `BETWEEN`. 0 and "" when not measured."""
+    """The peak with a budget of zero, and whose it is: a module's, or `BETWEEN`. 0 and "" if not measured."""
     if not any(trace.others):
         return 0, ""
     resident = _others(trace) + held_before(trace, find_gaps(trace) if gaps is None else gaps)

@@ -26,7 +26,7 @@ from lms.tune.trial import End, Process, meaning
 from lms.units import plural
 
 MOST_FAILURES = 5  # before any trial has printed the metric on this host; then the host is at fault
-MOST_BELOW = 3  # trials below the floor before any has a value; then the search ends, and so it does if all are
+MOST_BELOW = 3  # trials below the floor before any has a value; then the search ends, as it does if all are
 _PAUSE = 0.5  # seconds between looks at the logs
 _MOST_REPORTS = 50  # of one look: a script that prints its metric all the time must not keep the database busy
 
