@@ -16,6 +16,10 @@ constexpr unsigned kIdlePolls = 8;      // polls without progress before the clo
 constexpr int kHeldPolls = 16;          // polls of a blocking call before it lets others have the lock
 constexpr int kFastLooks = 300;         // for each message of a call on the fast path, in 1 to 2 us
 constexpr unsigned kFastCalls = 128;    // of so many calls one takes the ordinary path, which polls all that there is
+constexpr double kShortRest = 5e-3;     // of the thread, when there is nothing to do; each is longer than the one before
+constexpr double kRestGrowth = 1.5;
+constexpr double kLongRest = 50e-3;
+constexpr double kLongestRest = 1;  // if messages end it
 constexpr int kSequenceSlots = 16;      // collectives of a communicator that tags tell apart
 static_assert(kMostCommunicators * kSequenceSlots * kOperationTags <=
               1u << (kTagBits - 1));  // the upper half is the mailbox's
@@ -44,7 +48,7 @@ class Loop::Helper {
   public:
     explicit Helper(Loop& loop) : loop_(loop) { ++loop_.helpers_; }
     ~Helper() {
-        if (--loop_.helpers_ == 0 && loop_.is_busy()) loop_.wake();
+        if (--loop_.helpers_ == 0 && loop_.is_busy()) loop_.waker_.wake();
     }
     Helper(const Helper&) = delete;
     Helper& operator=(const Helper&) = delete;
@@ -84,13 +88,13 @@ Status Loop::submit(CommId comm, const Call& call, RequestPtr* request) {
     } catch (const std::bad_alloc&) {
         return no_memory();
     }
-    wake();
+    waker_.wake();
     return {};
 }
 
 Status Loop::post(CommId comm, int peer, Mail mail, RequestPtr* request) {
     Status status = messages_.post(comm, peer, std::move(mail), request);
-    if (status.ok()) wake();
+    if (status.ok()) waker_.wake();
     return status;
 }
 
@@ -174,20 +178,30 @@ Cause Loop::try_fast_path(Communicator& comm, const Call& call, const Header& he
 }
 
 void Loop::serve() {
-    // Others' queries wait this long for an answer. If receives are posted, they wait some times as long
-    // (kNoticePolls in transport_mpi.cc and transport_shared.cc).
-    constexpr auto kIdle = std::chrono::milliseconds(5);
+    const auto has_work = [&] { return stopping_ || (helpers_ == 0 && is_busy()); };
     Backoff backoff(core_.options.spin_polls, core_.options.nap_seconds);
+    // Others' queries may have to wait for the end of a rest, and some times as long if receives are posted (kNoticePolls
+    // in transport_mpi.cc, kOtherPolls in transport_shared.cc). If no call was made for a while, messages end it: a rank
+    // that computes is not disturbed.
+    double rest = kShortRest;
     while (!stopping_) {
         if (helpers_ > 0 || !is_busy()) {
-            std::unique_lock lock(sleep_);
-            wake_.wait_for(lock, kIdle, [&] { return stopping_ || (helpers_ == 0 && is_busy()); });
-            if (stopping_) return;
+            const int messages = rest < kLongRest ? -1 : descriptor_of_messages();
+            const bool woken = waker_.rest(messages < 0 ? rest : kLongestRest, messages, has_work);
+            rest = woken ? kShortRest : std::min(rest * kRestGrowth, kLongRest);
             if (helpers_ > 0) continue;
             backoff.reset();
+        } else {
+            rest = kShortRest;
         }
         progress(std::unique_lock(core_.progress)) ? backoff.reset() : backoff.pause();
     }
+}
+
+// That can be read once there is anything to do for this rank; -1 if there is none, or if others make progress.
+int Loop::descriptor_of_messages() {
+    const std::unique_lock held(core_.progress, std::try_to_lock);
+    return !held || helpers_ > 0 || core_.transport->is_busy() ? -1 : core_.transport->ready();
 }
 
 // Polls with the lock held, then releases it. True if something moved.
@@ -378,22 +392,13 @@ void Loop::retire(Communicator& comm) noexcept {
     spare_.front() = Active{};
 }
 
-void Loop::wake() {
-    // Under the lock, so that it does not fall between the thread's look at its work and its sleep.
-    const std::lock_guard lock(sleep_);
-    wake_.notify_one();
-}
-
 void Loop::start() {
     thread_ = std::thread([this] { serve(); });
 }
 
 void Loop::stop() {
-    {
-        const std::lock_guard lock(sleep_);
-        stopping_ = true;
-    }
-    wake_.notify_all();
+    stopping_ = true;
+    waker_.wake();
     if (thread_.joinable()) thread_.join();
 }
 

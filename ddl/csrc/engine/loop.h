@@ -3,7 +3,6 @@
 #pragma once
 
 #include <atomic>
-#include <condition_variable>
 #include <list>
 #include <mutex>
 #include <thread>
@@ -11,6 +10,7 @@
 
 #include "engine/diagnosis.h"
 #include "engine/messages.h"
+#include "engine/waker.h"
 
 namespace ddl {
 
@@ -45,7 +45,7 @@ class Loop {
     Status start(CommId comm, const Call& call, const RequestPtr& request);
     bool run_alone(CommId comm, const Call& call, const RequestPtr& request);
     void serve();
-    void wake();
+    int descriptor_of_messages();
     bool is_busy() const { return inbox_full_ || core_.pending() > 0; }
     bool progress(std::unique_lock<std::mutex> held) noexcept;
 
@@ -80,8 +80,7 @@ class Loop {
     unsigned fast_calls_ = 0;
     bool said_ = false;  // that memory is short: once is enough
 
-    std::mutex sleep_;  // as in_
-    std::condition_variable wake_;
+    Waker waker_;
     std::atomic<int> helpers_{0};
     std::atomic<bool> stopping_{false};
     std::thread thread_;

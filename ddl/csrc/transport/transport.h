@@ -81,6 +81,11 @@ class Transport {
     // Moves messages along; called before each round of test().
     virtual void poll() {}
 
+    // A descriptor that can be read while poll() would find something, the same for the transport's life, on any thread
+    // and without the lock; -1: there is none.
+    virtual int ready() const { return -1; }
+    // poll() has something to do that ready() does not show.
+    virtual bool is_busy() const { return false; }
     // Waits until poll() may find something, at most so long. False at once if the transport cannot wait.
     virtual bool wait(double /*seconds*/) { return false; }
 

@@ -354,9 +354,15 @@ void TcpTransport::poll() {
     if (serves) serve_connector();
 }
 
+bool TcpTransport::has_unsent() const {
+    const auto has_more = [](const auto& peer) { return peer && peer->wire->is_open() && peer->wire->is_busy(); };
+    return std::any_of(peers_.begin(), peers_.end(), has_more);
+}
+
+bool TcpTransport::is_busy() const { return (connector_ && connector_->is_busy()) || has_unsent(); }
+
 bool TcpTransport::wait(double seconds) {
-    const auto is_busy = [](const auto& peer) { return peer && peer->wire->is_open() && peer->wire->is_busy(); };
-    if (closed_ || std::any_of(peers_.begin(), peers_.end(), is_busy)) return false;
+    if (closed_ || has_unsent()) return false;
     epoll_event event;
     epoll_wait(ready_.fd(), &event, 1, static_cast<int>(seconds * 1e3));
     return true;

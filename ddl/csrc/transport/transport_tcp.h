@@ -51,6 +51,8 @@ class TcpTransport final : public Transport {
     Ticket isend(int peer, Tag tag, const void* data, size_t bytes) override;
     Ticket irecv(int peer, Tag tag, void* data, size_t capacity) override;
     void poll() override;
+    int ready() const override { return ready_.fd(); }
+    bool is_busy() const override;
     bool wait(double seconds) override;
     Progress test(Ticket ticket, size_t* received) override;
     bool cancel(Ticket ticket) override;
@@ -92,6 +94,7 @@ class TcpTransport final : public Transport {
     Peer& at(int rank);
     bool can_reach(int rank) const;
     bool is_near(int rank) const;
+    bool has_unsent() const;
     bool is_over(int rank) const;
     const Peer* find(int rank) const { return peers_[static_cast<size_t>(rank)].get(); }
     void open(Peer& peer);
