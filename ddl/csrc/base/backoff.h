@@ -1,7 +1,9 @@
 // Backoff: spin briefly, then let other threads run, then sleep for longer and longer.
 #pragma once
 
+#include <poll.h>
 #include <sys/prctl.h>
+#include <time.h>
 
 #include <algorithm>
 #include <chrono>
@@ -25,8 +27,8 @@ class Backoff {
         nap_ = kFirstNap;
     }
 
-    void pause() {
-        if (!gives_way()) nap();
+    void pause(int fd = -1) {
+        if (!gives_way()) nap(fd);
     }
     // Spins or yields. False when the time for that is over, and nothing was done.
     bool gives_way() {
@@ -35,11 +37,13 @@ class Backoff {
         std::this_thread::yield();
         return true;
     }
-    void nap() {
+    void nap(int fd = -1) {
         // By default the kernel wakes a thread up to 50 us late, to wake several at once.
         const int slack = prctl(PR_GET_TIMERSLACK, 0UL, 0UL, 0UL, 0UL);
         prctl(PR_SET_TIMERSLACK, 1UL, 0UL, 0UL, 0UL);
-        std::this_thread::sleep_for(std::chrono::duration<double>(nap_));
+        const timespec length{0, static_cast<long>(nap_ * 1e9)};
+        pollfd one{fd, POLLIN, 0};
+        ppoll(&one, 1, &length, nullptr);
         if (slack >= 0) prctl(PR_SET_TIMERSLACK, static_cast<unsigned long>(slack), 0UL, 0UL, 0UL);
         nap_ = std::min(nap_ * kGrowth, longest_);
     }
@@ -47,7 +51,7 @@ class Backoff {
   private:
     static constexpr int kYieldsASpin = 20;
     // A rank that naps makes those nap that wait for it. So it waits until an interrupted one has run again.
-    static constexpr int kYields = 200;
+    static constexpr int kYields = 4000;
     static constexpr double kFirstNap = 10e-6;
     static constexpr double kGrowth = 1.25;  // a nap is at most a quarter of those before it together, and kFirstNap
 

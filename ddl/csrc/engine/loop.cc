@@ -108,7 +108,7 @@ const Status& Loop::wait(const RequestPtr& request) {
     const Helper helper(*this);
     Backoff backoff(core_.options.spin_polls, core_.options.nap_seconds);
     while (!request->finished()) {
-        progress(std::unique_lock(core_.progress, std::try_to_lock)) ? backoff.reset() : backoff.pause();
+        progress(std::unique_lock(core_.progress, std::try_to_lock)) ? backoff.reset() : backoff.pause(core_.transport->ready());
     }
     return request->status();
 }
@@ -194,7 +194,7 @@ void Loop::serve() {
         } else {
             rest = kShortRest;
         }
-        progress(std::unique_lock(core_.progress)) ? backoff.reset() : backoff.pause();
+        progress(std::unique_lock(core_.progress)) ? backoff.reset() : backoff.pause(core_.transport->ready());
     }
 }
 
@@ -408,7 +408,7 @@ void Loop::make_room() {
 }
 
 void Loop::drain() noexcept {
-    for (Backoff backoff(0, 1e-3); core_.pending() > 0; backoff.pause()) {
+    for (Backoff backoff(0, 1e-3); core_.pending() > 0; backoff.pause(core_.transport->ready())) {
         core_.transport->poll();
         for (const CommPtr& comm : running_) core_.settle(*comm);
         messages_.poll();

@@ -26,11 +26,12 @@ int Builder::chunks(uint64_t elements) {
 int Builder::chunks_by_size(uint64_t elements) const {
     const uint64_t bytes = elements * element_, parts = static_cast<uint64_t>(plan_.dimensions[0]);
     const auto ranks = static_cast<uint64_t>(size());
-    const uint64_t message = plan_.message_bytes > 0 ? plan_.message_bytes : tuning_.message_bytes;
-    const uint64_t chunk =
-        std::max<uint64_t>({1, tuning_.chunk_bytes, parts * message, ranks * tuning_.least_message_bytes});
+    const bool planned = plan_.message_bytes > 0;
+    const uint64_t message = planned ? plan_.message_bytes : tuning_.message_bytes;
+    const uint64_t chunk = std::max<uint64_t>(
+        {1, planned ? 0 : tuning_.chunk_bytes, parts * message, ranks * tuning_.least_message_bytes});
     // Rounded up if the plan says how long messages are: longer ones would not go through shared memory.
-    const uint64_t by_size = (bytes + (plan_.message_bytes > 0 ? chunk - 1 : 0)) / chunk;
+    const uint64_t by_size = (bytes + (planned ? chunk - 1 : 0)) / chunk;
     const uint64_t least = bytes / parts / std::max<uint64_t>(1, tuning_.most_message_bytes);
     auto most = static_cast<uint64_t>(std::max(1, tuning_.most_chunks));
     for (size_t i = 0; i < plan_.dimensions.size(); ++i) {
