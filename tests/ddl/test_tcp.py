@@ -26,6 +26,16 @@ def test_collectives_are_right_without_shared_memory(tcp_ranks: Run) -> None:
     assert f"-mode {mode}: right" in done.stdout
 
 
+def test_a_rank_that_makes_no_call_hardly_wakes(tcp_ranks: Run) -> None:
+    done = tcp_ranks(2, "idle.py")
+    assert done.returncode == 0, done.stdout
+    found = re.findall(r"woke (\S+) times a second, ran (\S+) s", done.stdout)
+    assert len(found) == 2, done.stdout
+    for rate, seconds in found:
+        assert float(rate) < 10, "it computes, and each wake takes time from that"
+        assert float(seconds) < 0.3
+
+
 def test_mode_m_says_that_it_needs_mpi(tcp_ranks: Run) -> None:
     done = tcp_ranks(2, "init.py", timeout=40, DDL_OPTIONS="-mode m")
     assert done.stdout.count("this job runs over TCP") == 2, done.stdout

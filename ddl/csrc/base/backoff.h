@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <thread>
 
 namespace ddl {
@@ -20,20 +21,22 @@ class Backoff {
   public:
     // The first `spins` pauses do nothing. The next ones yield, which costs little if no other thread wants the core,
     // and otherwise may let the awaited rank run. Then each pause sleeps longer, up to `nap_seconds`.
-    Backoff(int spins, double nap_seconds) : spins_(spins), longest_(nap_seconds) {}
+    Backoff(int spins, double nap_seconds, int yields = 200)
+        : yielding_(spins * kYieldsASpin + yields), spins_(spins), longest_(nap_seconds) {}
 
     void reset() {
         count_ = 0;
         nap_ = kFirstNap;
     }
 
+    // A nap also ends as soon as `fd` can be read; -1: none.
     void pause(int fd = -1) {
         if (!gives_way()) nap(fd);
     }
     // Spins or yields. False when the time for that is over, and nothing was done.
     bool gives_way() {
         if (++count_ <= spins_) return true;
-        if (count_ > spins_ * kYieldsASpin + kYields) return false;
+        if (count_ > yielding_) return false;
         std::this_thread::yield();
         return true;
     }
@@ -41,21 +44,19 @@ class Backoff {
         // By default the kernel wakes a thread up to 50 us late, to wake several at once.
         const int slack = prctl(PR_GET_TIMERSLACK, 0UL, 0UL, 0UL, 0UL);
         prctl(PR_SET_TIMERSLACK, 1UL, 0UL, 0UL, 0UL);
-        const timespec length{0, static_cast<long>(nap_ * 1e9)};
+        const timespec length{static_cast<time_t>(nap_), static_cast<long>(std::fmod(nap_, 1) * 1e9)};
         pollfd one{fd, POLLIN, 0};
-        ppoll(&one, 1, &length, nullptr);
+        const bool over = ppoll(&one, 1, &length, nullptr) == 0;
         if (slack >= 0) prctl(PR_SET_TIMERSLACK, static_cast<unsigned long>(slack), 0UL, 0UL, 0UL);
-        nap_ = std::min(nap_ * kGrowth, longest_);
+        if (over) nap_ = std::min(nap_ * kGrowth, longest_);
     }
 
   private:
     static constexpr int kYieldsASpin = 20;
-    // A rank that naps makes those nap that wait for it. So it waits until an interrupted one has run again.
-    static constexpr int kYields = 4000;
     static constexpr double kFirstNap = 10e-6;
     static constexpr double kGrowth = 1.25;  // a nap is at most a quarter of those before it together, and kFirstNap
 
-    const int spins_;
+    const int yielding_, spins_;  // pauses until naps begin, and until yields do
     const double longest_;
     int count_ = 0;
     double nap_ = kFirstNap;

@@ -9,7 +9,7 @@
 //
 // Its parts, each of which calls only those before it: the core, the diagnosis, the messages between two ranks, the
 // loop, and what makes and frees communicators, which is here. Locks are taken in this order: Core::progress; then one
-// of the table's, the loop's inbox's and its sleep's, each by itself.
+// of the table's and the loop's inbox's, each by itself.
 #pragma once
 
 #include <atomic>

@@ -1,7 +1,6 @@
 #include "engine/loop.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <new>
 #include <utility>
@@ -16,10 +15,12 @@ constexpr unsigned kIdlePolls = 8;      // polls without progress before the clo
 constexpr int kHeldPolls = 16;          // polls of a blocking call before it lets others have the lock
 constexpr int kFastLooks = 300;         // for each message of a call on the fast path, in 1 to 2 us
 constexpr unsigned kFastCalls = 128;    // of so many calls one takes the ordinary path, which polls all that there is
-constexpr double kShortRest = 5e-3;     // of the thread, when there is nothing to do; each is longer than the one before
-constexpr double kRestGrowth = 1.5;
-constexpr double kLongRest = 50e-3;
-constexpr double kLongestRest = 1;  // if messages end it
+// A rank that naps makes those nap that wait for it, one after the other. With eight ranks on two cores, and other
+// processes that interrupt them, a small allreduce took ten times as long with 200 yields.
+constexpr int kYields = 4000;
+// Rests of the thread, in seconds: the first, each in times the one before, and the longest, if only time ends them.
+// Then messages end them, too, and time after kLongestRest.
+constexpr double kShortRest = 5e-3, kRestGrowth = 1.5, kLongRest = 50e-3, kLongestRest = 1;
 constexpr int kSequenceSlots = 16;      // collectives of a communicator that tags tell apart
 static_assert(kMostCommunicators * kSequenceSlots * kOperationTags <=
               1u << (kTagBits - 1));  // the upper half is the mailbox's
@@ -43,12 +44,12 @@ bool has_fast_path(const Communicator& comm, const Call& call) {
 
 }  // namespace
 
-// A caller that makes progress itself. The thread naps meanwhile.
+// A caller that makes progress itself. The thread rests meanwhile.
 class Loop::Helper {
   public:
     explicit Helper(Loop& loop) : loop_(loop) { ++loop_.helpers_; }
     ~Helper() {
-        if (--loop_.helpers_ == 0 && loop_.is_busy()) loop_.waker_.wake();
+        if (--loop_.helpers_ == 0) loop_.is_busy() ? loop_.waker_.wake() : loop_.hand_over();
     }
     Helper(const Helper&) = delete;
     Helper& operator=(const Helper&) = delete;
@@ -106,9 +107,11 @@ bool Loop::test(const RequestPtr& request) {
 const Status& Loop::wait(const RequestPtr& request) {
     if (request->finished()) return request->status();
     const Helper helper(*this);
-    Backoff backoff(core_.options.spin_polls, core_.options.nap_seconds);
+    Backoff backoff(core_.options.spin_polls, core_.options.nap_seconds, kYields);
     while (!request->finished()) {
-        progress(std::unique_lock(core_.progress, std::try_to_lock)) ? backoff.reset() : backoff.pause(core_.transport->ready());
+        std::unique_lock held(core_.progress, std::try_to_lock);
+        const int messages = held ? core_.transport->ready() : -1;  // another thread takes those that are there
+        progress(std::move(held)) ? backoff.reset() : backoff.pause(messages);
     }
     return request->status();
 }
@@ -119,6 +122,9 @@ Status Loop::run(CommId comm, const Call& call) {
     if (!run_alone(comm, call, request)) {
         Status status = start(comm, call, request);
         if (!status.ok()) return status;
+    } else if (mine.finished()) {
+        hand_over();
+        return mine.status();
     }
     return wait(request);
 }
@@ -178,35 +184,48 @@ Cause Loop::try_fast_path(Communicator& comm, const Call& call, const Header& he
 }
 
 void Loop::serve() {
-    const auto has_work = [&] { return stopping_ || (helpers_ == 0 && is_busy()); };
-    Backoff backoff(core_.options.spin_polls, core_.options.nap_seconds);
-    // Others' queries may have to wait for the end of a rest, and some times as long if receives are posted (kNoticePolls
-    // in transport_mpi.cc, kOtherPolls in transport_shared.cc). If no call was made for a while, messages end it: a rank
-    // that computes is not disturbed.
-    double rest = kShortRest;
+    Backoff backoff(core_.options.spin_polls, core_.options.nap_seconds, kYields);
+    double seconds = kShortRest;
     while (!stopping_) {
+        bool rested = false;
         if (helpers_ > 0 || !is_busy()) {
-            const int messages = rest < kLongRest ? -1 : descriptor_of_messages();
-            const bool woken = waker_.rest(messages < 0 ? rest : kLongestRest, messages, has_work);
-            rest = woken ? kShortRest : std::min(rest * kRestGrowth, kLongRest);
+            seconds = rest(seconds);
             if (helpers_ > 0) continue;
+            rested = true;
             backoff.reset();
         } else {
-            rest = kShortRest;
+            seconds = kShortRest;
         }
-        progress(std::unique_lock(core_.progress)) ? backoff.reset() : backoff.pause(core_.transport->ready());
+        progress(std::unique_lock(core_.progress), rested) ? backoff.reset() : backoff.pause(core_.transport->ready());
     }
 }
 
-// That can be read once there is anything to do for this rank; -1 if there is none, or if others make progress.
-int Loop::descriptor_of_messages() {
+// A call has ended. The thread goes on with what it has left to the transport.
+void Loop::hand_over() noexcept {
+    if (!rests_long_) return;
     const std::unique_lock held(core_.progress, std::try_to_lock);
-    return !held || helpers_ > 0 || core_.transport->is_busy() ? -1 : core_.transport->ready();
+    if (!held || core_.transport->is_busy()) waker_.wake();
+}
+
+// Lets the thread rest, for which there is nothing to do; returns for how long it may rest the next time. Rests grow,
+// until messages end them. Short ones ignore messages: they may be those of a call that this rank is about to make.
+double Loop::rest(double seconds) noexcept {
+    rests_long_ = seconds > kShortRest;  // first: who leaves something after the look below wakes the thread
+    int messages = -1;
+    if (helpers_ == 0) {
+        const std::lock_guard held(core_.progress);
+        if (core_.transport->is_busy()) seconds = kShortRest;
+        if (seconds >= kLongRest) messages = core_.transport->ready();
+    }
+    const bool ended = waker_.rest(messages < 0 ? seconds : kLongestRest, messages);
+    rests_long_ = false;
+    return ended ? kShortRest : std::min(seconds * kRestGrowth, kLongRest);
 }
 
 // Polls with the lock held, then releases it. True if something moved.
-bool Loop::progress(std::unique_lock<std::mutex> held) noexcept {
+bool Loop::progress(std::unique_lock<std::mutex> held, bool rested) noexcept {
     if (!held) return false;
+    if (rested && !core_.shut) core_.transport->poll_all();
     const bool moved = poll();
     unlock_and_warn(std::move(held));
     return moved;

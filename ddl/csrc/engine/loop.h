@@ -31,6 +31,11 @@ class Loop {
     void start();
     void stop();
 
+    // Ends a long rest of the thread: there may be a notice left to send.
+    void rouse() noexcept {
+        if (rests_long_) waker_.wake();
+    }
+
     // With the progress lock held:
     // Keeps room to poll one communicator more, so that a call on it needs no memory for that.
     void make_room();
@@ -45,9 +50,10 @@ class Loop {
     Status start(CommId comm, const Call& call, const RequestPtr& request);
     bool run_alone(CommId comm, const Call& call, const RequestPtr& request);
     void serve();
-    int descriptor_of_messages();
+    void hand_over() noexcept;
+    double rest(double seconds) noexcept;
     bool is_busy() const { return inbox_full_ || core_.pending() > 0; }
-    bool progress(std::unique_lock<std::mutex> held) noexcept;
+    bool progress(std::unique_lock<std::mutex> held, bool rested = false) noexcept;
 
     // With the progress lock held:
     void unlock_and_warn(std::unique_lock<std::mutex> held) noexcept;
@@ -82,6 +88,7 @@ class Loop {
 
     Waker waker_;
     std::atomic<int> helpers_{0};
+    std::atomic<bool> rests_long_{false};
     std::atomic<bool> stopping_{false};
     std::thread thread_;
 };

@@ -3,7 +3,6 @@
 
 #include <poll.h>
 #include <sys/eventfd.h>
-#include <unistd.h>
 
 #include <atomic>
 #include <cerrno>
@@ -23,29 +22,30 @@ class Waker {
         if (!event_) throw Error(DDL_ERROR_TRANSPORT, std::string("eventfd: ") + std::strerror(errno));
     }
 
-    // Ends the rest, if there is one. On any thread; costs little if there is none.
+    // Ends the thread's rest, or else its next one. On any thread; costs little if it does not rest.
     void wake() noexcept {
-        if (!rests_.exchange(false)) return;
-        const uint64_t one = 1;
-        // Nothing can go wrong: the count is 0 or 1.
-        static_cast<void>(!write(event_.fd(), &one, sizeof one));
+        if (state_.exchange(State::woken) == State::rests) eventfd_write(event_.fd(), 1);
     }
 
-    // Rests until wake(), or until `also`, a descriptor (-1: none), can be read; at most so long. Not at all if there is
-    // work: `has_work` sees what others have done before they called wake(). False if the time is over.
-    template <typename HasWork>
-    bool rest(double seconds, int also, HasWork has_work) noexcept {
-        rests_.exchange(true);  // an exchange here and in wake(): of the two, one sees what came before the other
-        pollfd ready[2] = {{event_.fd(), POLLIN, 0}, {also, POLLIN, 0}};
-        const bool woken = has_work() || poll(ready, 2, static_cast<int>(std::ceil(seconds * 1e3))) > 0;
-        uint64_t count = 0;
-        if (!rests_.exchange(false)) static_cast<void>(!read(event_.fd(), &count, sizeof count));
-        return woken;
+    // Rests until wake(), or until `fd` (-1: none) can be read, or for `seconds`. True if the rest ended early. What
+    // others did before their wake() is seen afterwards.
+    bool rest(double seconds, int fd) noexcept {
+        pollfd ready[2] = {{event_.fd(), POLLIN, 0}, {fd, POLLIN, 0}};
+        State before = State::awake;
+        const bool ended = !state_.compare_exchange_strong(before, State::rests) ||
+                           poll(ready, 2, static_cast<int>(std::ceil(seconds * 1e3))) > 0;
+        state_.exchange(State::awake);
+        // A wake() may write after the rest that it saw: it ends the next one.
+        eventfd_t count = 0;
+        if (ready[0].revents != 0) eventfd_read(event_.fd(), &count);
+        return ended;
     }
 
   private:
+    enum class State : uint8_t { awake, rests, woken };
+
     Socket event_;
-    std::atomic<bool> rests_{false};
+    std::atomic<State> state_{State::awake};
 };
 
 }  // namespace ddl

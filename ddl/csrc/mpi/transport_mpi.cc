@@ -12,6 +12,7 @@ namespace {
 
 constexpr int kNoticeTag = 0;
 constexpr int kNoticeReceives = 16;       // preposted: a burst of notices finds its place without MPI's own buffers
+constexpr unsigned kPollsForSends = 20;    // of poll_all(): MPI may hold a send for as long
 constexpr unsigned kNoticePolls = 16;     // polls, with messages in flight, for each look for notices
 constexpr double kGoodbyeSeconds = 0.25;  // for which close() gives notices time to leave
 
@@ -82,6 +83,7 @@ Ticket MpiTransport::post(bool is_send, size_t bytes, Post post_part) {
 }
 
 Ticket MpiTransport::isend(int peer, Tag tag, const void* data, size_t bytes) {
+    polls_for_sends_ = kPollsForSends;
     return post(true, bytes, [&](size_t offset, int length, MPI_Request* request) {
         return MPI_Isend(static_cast<const std::byte*>(data) + offset, length, MPI_BYTE, peer, static_cast<int>(tag),
                          data_, request);
@@ -100,6 +102,12 @@ void MpiTransport::poll() {
     const MpiCall call;
     parts_.test_some([this](size_t index, const MPI_Status& status, int error) { finish_part(index, status, error); });
     if (parts_.empty() || ++polls_ % kNoticePolls == 0) poll_notices();
+}
+
+void MpiTransport::poll_all() {
+    if (polls_for_sends_ > 0) --polls_for_sends_;
+    polls_ = kNoticePolls - 1;
+    poll();
 }
 
 void MpiTransport::finish_part(size_t index, const MPI_Status& status, int error) {
@@ -186,6 +194,7 @@ void MpiTransport::notify(int peer, const void* data, size_t bytes) {
     part.copy = std::make_unique<std::byte[]>(bytes);
     std::memcpy(part.copy.get(), data, bytes);
     const size_t index = notice_parts_.add(std::move(part));
+    polls_for_sends_ = kPollsForSends;
     const MpiCall call;
     if (MPI_Isend(notice_parts_.part(index).copy.get(), static_cast<int>(bytes), MPI_BYTE, peer, kNoticeTag, notices_,
                   &notice_parts_.request(index)) != MPI_SUCCESS) {

@@ -36,6 +36,9 @@ class MpiTransport final : public Transport {
     Ticket isend(int peer, Tag tag, const void* data, size_t bytes) override;
     Ticket irecv(int peer, Tag tag, void* data, size_t capacity) override;
     void poll() override;
+    void poll_all() override;
+    // MPI reports sends as complete that it still holds, and moves them only when it is called.
+    bool is_busy() const override { return polls_for_sends_ > 0; }
     Progress test(Ticket ticket, size_t* received) override;
     bool cancel(Ticket ticket) override;
     void notify(int peer, const void* data, size_t bytes) override;
@@ -80,6 +83,7 @@ class MpiTransport final : public Transport {
     std::vector<Message> messages_;
     std::vector<Ticket> free_messages_;  // a ticket is the message's index, from 1
     unsigned polls_ = 0;
+    unsigned polls_for_sends_ = 0;  // of poll_all(), that the last sends may need
     RequestArray<NoticePart> notice_parts_;
     uint64_t turns_ = 0;
     std::vector<std::pair<uint64_t, Notice>> arriving_;  // in this poll(), with their turns

@@ -28,8 +28,9 @@ int Builder::chunks_by_size(uint64_t elements) const {
     const auto ranks = static_cast<uint64_t>(size());
     const bool planned = plan_.message_bytes > 0;
     const uint64_t message = planned ? plan_.message_bytes : tuning_.message_bytes;
-    const uint64_t chunk = std::max<uint64_t>(
-        {1, planned ? 0 : tuning_.chunk_bytes, parts * message, ranks * tuning_.least_message_bytes});
+    // A plan that knows the links may have shorter chunks: on slow links the tiers overlap earlier.
+    const uint64_t shortest = planned ? tuning_.chunk_bytes / 2 : tuning_.chunk_bytes;
+    const uint64_t chunk = std::max<uint64_t>({1, shortest, parts * message, ranks * tuning_.least_message_bytes});
     // Rounded up if the plan says how long messages are: longer ones would not go through shared memory.
     const uint64_t by_size = (bytes + (planned ? chunk - 1 : 0)) / chunk;
     const uint64_t least = bytes / parts / std::max<uint64_t>(1, tuning_.most_message_bytes);

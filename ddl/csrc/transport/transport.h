@@ -80,11 +80,13 @@ class Transport {
 
     // Moves messages along; called before each round of test().
     virtual void poll() {}
+    // The same, and all that it does less often than that, such as to look for notices.
+    virtual void poll_all() { poll(); }
 
-    // A descriptor that can be read while poll() would find something, the same for the transport's life, on any thread
-    // and without the lock; -1: there is none.
+    // A descriptor that can be read while poll_all() would find a message; -1: there is none. For any thread, without
+    // the lock.
     virtual int ready() const { return -1; }
-    // poll() has something to do that ready() does not show.
+    // Something is left to do that neither ready() nor a ticket in flight shows.
     virtual bool is_busy() const { return false; }
     // Waits until poll() may find something, at most so long. False at once if the transport cannot wait.
     virtual bool wait(double /*seconds*/) { return false; }

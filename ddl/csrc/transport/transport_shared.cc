@@ -143,6 +143,11 @@ void SharedTransport::poll() {
     if (passed_ > 0 || idle || ++polls_ % kOtherPolls == 0) others_->poll();
 }
 
+void SharedTransport::poll_all() {
+    poll();
+    others_->poll_all();
+}
+
 void SharedTransport::send_unsent(Neighbour& its) {
     while (!its.unsent.empty()) {
         Message& message = messages_[its.unsent.front()];

@@ -47,8 +47,9 @@ class SharedTransport final : public Transport {
     bool peek(int peer, Tag tag, const std::byte** data, size_t* bytes) override;
     void drop(int peer) override { neighbour(peer)->in.drop(); }
     void poll() override;
+    void poll_all() override;
     int ready() const override { return others_->ready(); }
-    bool is_busy() const override { return !busy_.empty() || others_->is_busy(); }
+    bool is_busy() const override { return others_->is_busy(); }
     Progress test(Ticket ticket, size_t* received) override;
     bool cancel(Ticket ticket) override;
     void notify(int peer, const void* data, size_t bytes) override { others_->notify(peer, data, bytes); }

@@ -359,7 +359,9 @@ bool TcpTransport::has_unsent() const {
     return std::any_of(peers_.begin(), peers_.end(), has_more);
 }
 
-bool TcpTransport::is_busy() const { return (connector_ && connector_->is_busy()) || has_unsent(); }
+bool TcpTransport::is_busy() const {
+    return (connector_ && connector_->is_busy()) || has_unsent() || !notices_.empty();
+}
 
 bool TcpTransport::wait(double seconds) {
     if (closed_ || has_unsent()) return false;

@@ -94,7 +94,7 @@ class TcpTransport final : public Transport {
     Peer& at(int rank);
     bool can_reach(int rank) const;
     bool is_near(int rank) const;
-    bool has_unsent() const;
+    bool has_unsent() const;  // the kernel has not taken all, or there was no memory to read
     bool is_over(int rank) const;
     const Peer* find(int rank) const { return peers_[static_cast<size_t>(rank)].get(); }
     void open(Peer& peer);
