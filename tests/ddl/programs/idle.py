@@ -1,4 +1,4 @@
-"""Makes calls, and then none for some seconds. Prints how often a second its threads woke meanwhile, and how long they ran."""
+"""Makes calls, then none for some seconds. Prints how often its threads woke meanwhile, and how long they ran."""
 
 import time
 from contextlib import suppress
