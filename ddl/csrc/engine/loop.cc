@@ -21,7 +21,7 @@ constexpr int kYields = 4000;
 // Rests of the thread, in seconds: the first, each in times the one before, and the longest, if only time ends them.
 // Then messages end them, too, and time after kLongestRest.
 constexpr double kShortRest = 5e-3, kRestGrowth = 1.5, kLongRest = 50e-3, kLongestRest = 1;
-constexpr int kSequenceSlots = 16;      // collectives of a communicator that tags tell apart
+constexpr int kSequenceSlots = 16;  // collectives of a communicator that tags tell apart
 static_assert(kMostCommunicators * kSequenceSlots * kOperationTags <=
               1u << (kTagBits - 1));  // the upper half is the mailbox's
 
