@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cmath>
 #include <thread>
 
 namespace ddl {
@@ -20,7 +19,8 @@ inline double seconds_now() {
 class Backoff {
   public:
     // The first `spins` pauses do nothing. The next ones yield, which costs little if no other thread wants the core,
-    // and otherwise may let the awaited rank run. Then each pause sleeps longer, up to `nap_seconds`.
+    // and otherwise may let the awaited rank run. Then each pause sleeps longer, up to `nap_seconds`, less than a
+    // second.
     Backoff(int spins, double nap_seconds, int yields = 200)
         : yielding_(spins * kYieldsASpin + yields), spins_(spins), longest_(nap_seconds) {}
 
@@ -29,10 +29,8 @@ class Backoff {
         nap_ = kFirstNap;
     }
 
-    // A nap also ends as soon as `fd` can be read; -1: none.
-    void pause(int fd = -1) {
-        if (!gives_way()) nap(fd);
-    }
+    // A nap also ends as soon as `fd` can be read (-1: none). True if that ended it.
+    bool pause(int fd = -1) { return !gives_way() && nap(fd); }
     // Spins or yields. False when the time for that is over, and nothing was done.
     bool gives_way() {
         if (++count_ <= spins_) return true;
@@ -40,15 +38,16 @@ class Backoff {
         std::this_thread::yield();
         return true;
     }
-    void nap(int fd = -1) {
+    bool nap(int fd = -1) {
         // By default the kernel wakes a thread up to 50 us late, to wake several at once.
         const int slack = prctl(PR_GET_TIMERSLACK, 0UL, 0UL, 0UL, 0UL);
         prctl(PR_SET_TIMERSLACK, 1UL, 0UL, 0UL, 0UL);
-        const timespec length{static_cast<time_t>(nap_), static_cast<long>(std::fmod(nap_, 1) * 1e9)};
+        const timespec length{0, static_cast<long>(nap_ * 1e9)};
         pollfd one{fd, POLLIN, 0};
-        const bool over = ppoll(&one, 1, &length, nullptr) == 0;
+        const bool readable = ppoll(&one, 1, &length, nullptr) > 0;
         if (slack >= 0) prctl(PR_SET_TIMERSLACK, static_cast<unsigned long>(slack), 0UL, 0UL, 0UL);
-        if (over) nap_ = std::min(nap_ * kGrowth, longest_);
+        if (!readable) nap_ = std::min(nap_ * kGrowth, longest_);
+        return readable;
     }
 
   private:

@@ -84,7 +84,7 @@ Status Engine::free(CommId id) {
         NoticeContent notice = comm->notice(NoticeKind::freed);
         notice.call = comm->last_call();
         core_.tell(comm->group.members, notice);
-        loop_.rouse();
+        loop_.wake();
     }
     return {};
 }
@@ -114,7 +114,7 @@ void Engine::fail(CommId id, const Status& cause) {
     if (!comm) return;
     const std::lock_guard lock(core_.progress);
     core_.break_comm(*comm, core_.cause(cause.code, cause.message));
-    loop_.rouse();
+    loop_.wake();
 }
 
 Status Engine::state(CommId id) const {

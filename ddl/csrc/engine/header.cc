@@ -77,6 +77,8 @@ uint64_t layout_of(const Plan& plan, const Tuning& tuning) {
     hash.add(static_cast<uint64_t>(tuning.algorithm));
     hash.add(tuning.small_bytes);
     hash.add(tuning.chunk_bytes);
+    hash.add(tuning.planned_chunk_bytes);
+    hash.add(static_cast<uint64_t>(tuning.planned_most_chunks));
     hash.add(tuning.message_bytes);
     hash.add(tuning.least_message_bytes);
     hash.add(tuning.most_message_bytes);

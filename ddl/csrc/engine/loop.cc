@@ -15,11 +15,12 @@ constexpr unsigned kIdlePolls = 8;      // polls without progress before the clo
 constexpr int kHeldPolls = 16;          // polls of a blocking call before it lets others have the lock
 constexpr int kFastLooks = 300;         // for each message of a call on the fast path, in 1 to 2 us
 constexpr unsigned kFastCalls = 128;    // of so many calls one takes the ordinary path, which polls all that there is
-// A rank that naps makes those nap that wait for it, one after the other. With eight ranks on two cores, and other
-// processes that interrupt them, a small allreduce took ten times as long with 200 yields.
+// Of a caller that waits. A rank that naps makes those nap that wait for it, one after the other. With eight ranks on
+// two cores, and other processes that interrupt them, a small allreduce took six times as long with 200 yields. The
+// thread yields less, beside callers that compute.
 constexpr int kYields = 4000;
-// Rests of the thread, in seconds: the first, each in times the one before, and the longest, if only time ends them.
-// Then messages end them, too, and time after kLongestRest.
+// The thread's rests, in seconds: each is some times the one before. From kLongRest on a message ends the rest, or
+// kLongestRest.
 constexpr double kShortRest = 5e-3, kRestGrowth = 1.5, kLongRest = 50e-3, kLongestRest = 1;
 constexpr int kSequenceSlots = 16;  // collectives of a communicator that tags tell apart
 static_assert(kMostCommunicators * kSequenceSlots * kOperationTags <=
@@ -49,7 +50,8 @@ class Loop::Helper {
   public:
     explicit Helper(Loop& loop) : loop_(loop) { ++loop_.helpers_; }
     ~Helper() {
-        if (--loop_.helpers_ == 0) loop_.is_busy() ? loop_.waker_.wake() : loop_.hand_over();
+        if (--loop_.helpers_ > 0) return;
+        if (loop_.is_busy() || loop_.has_left_work()) loop_.wake();
     }
     Helper(const Helper&) = delete;
     Helper& operator=(const Helper&) = delete;
@@ -89,13 +91,13 @@ Status Loop::submit(CommId comm, const Call& call, RequestPtr* request) {
     } catch (const std::bad_alloc&) {
         return no_memory();
     }
-    waker_.wake();
+    wake();
     return {};
 }
 
 Status Loop::post(CommId comm, int peer, Mail mail, RequestPtr* request) {
     Status status = messages_.post(comm, peer, std::move(mail), request);
-    if (status.ok()) waker_.wake();
+    if (status.ok()) wake();
     return status;
 }
 
@@ -108,10 +110,13 @@ const Status& Loop::wait(const RequestPtr& request) {
     if (request->finished()) return request->status();
     const Helper helper(*this);
     Backoff backoff(core_.options.spin_polls, core_.options.nap_seconds, kYields);
+    bool all = false;
     while (!request->finished()) {
         std::unique_lock held(core_.progress, std::try_to_lock);
         const int messages = held ? core_.transport->ready() : -1;  // another thread takes those that are there
-        progress(std::move(held)) ? backoff.reset() : backoff.pause(messages);
+        const bool moved = progress(std::move(held), all);
+        if (moved) backoff.reset();
+        all = !moved && backoff.pause(messages);
     }
     return request->status();
 }
@@ -122,9 +127,6 @@ Status Loop::run(CommId comm, const Call& call) {
     if (!run_alone(comm, call, request)) {
         Status status = start(comm, call, request);
         if (!status.ok()) return status;
-    } else if (mine.finished()) {
-        hand_over();
-        return mine.status();
     }
     return wait(request);
 }
@@ -166,6 +168,7 @@ bool Loop::run_alone(CommId id, const Call& call, const RequestPtr& request) {
     poll(comm);
     const int polls = std::min(core_.options.spin_polls, kHeldPolls);
     for (int i = 0; i < polls && !request->finished(); ++i) poll();
+    if (request->finished() && rests_long_ && core_.transport->is_busy()) wake();
     unlock_and_warn(std::move(held));
     return true;
 }
@@ -184,37 +187,42 @@ Cause Loop::try_fast_path(Communicator& comm, const Call& call, const Header& he
 }
 
 void Loop::serve() {
-    Backoff backoff(core_.options.spin_polls, core_.options.nap_seconds, kYields);
+    Backoff backoff(core_.options.spin_polls, core_.options.nap_seconds);
     double seconds = kShortRest;
+    bool all = false;
     while (!stopping_) {
-        bool rested = false;
         if (helpers_ > 0 || !is_busy()) {
             seconds = rest(seconds);
             if (helpers_ > 0) continue;
-            rested = true;
+            all = true;
             backoff.reset();
         } else {
             seconds = kShortRest;
         }
-        progress(std::unique_lock(core_.progress), rested) ? backoff.reset() : backoff.pause(core_.transport->ready());
+        const bool moved = progress(std::unique_lock(core_.progress), all);
+        if (moved) backoff.reset();
+        all = !moved && backoff.pause(core_.transport->ready());
     }
 }
 
-// A call has ended. The thread goes on with what it has left to the transport.
-void Loop::hand_over() noexcept {
-    if (!rests_long_) return;
+// A call has left something to the transport, while the thread rests for long.
+bool Loop::has_left_work() noexcept {
+    if (!rests_long_) return false;
     const std::unique_lock held(core_.progress, std::try_to_lock);
-    if (!held || core_.transport->is_busy()) waker_.wake();
+    return !held || core_.transport->is_busy();
 }
 
-// Lets the thread rest, for which there is nothing to do; returns for how long it may rest the next time. Rests grow,
-// until messages end them. Short ones ignore messages: they may be those of a call that this rank is about to make.
+// Lets the thread rest, for which there is nothing to do; returns for how long it may rest the next time. Short rests
+// ignore messages: they may be those of a call that this rank is about to make.
 double Loop::rest(double seconds) noexcept {
     rests_long_ = seconds > kShortRest;  // first: who leaves something after the look below wakes the thread
     int messages = -1;
     if (helpers_ == 0) {
         const std::lock_guard held(core_.progress);
-        if (core_.transport->is_busy()) seconds = kShortRest;
+        if (core_.transport->is_busy()) {
+            seconds = kShortRest;
+            rests_long_ = false;
+        }
         if (seconds >= kLongRest) messages = core_.transport->ready();
     }
     const bool ended = waker_.rest(messages < 0 ? seconds : kLongestRest, messages);
@@ -223,10 +231,9 @@ double Loop::rest(double seconds) noexcept {
 }
 
 // Polls with the lock held, then releases it. True if something moved.
-bool Loop::progress(std::unique_lock<std::mutex> held, bool rested) noexcept {
+bool Loop::progress(std::unique_lock<std::mutex> held, bool all) noexcept {
     if (!held) return false;
-    if (rested && !core_.shut) core_.transport->poll_all();
-    const bool moved = poll();
+    const bool moved = poll(all);
     unlock_and_warn(std::move(held));
     return moved;
 }
@@ -245,12 +252,13 @@ void Loop::unlock_and_warn(std::unique_lock<std::mutex> held) noexcept {
     }
 }
 
-bool Loop::poll() noexcept {
+// `all`: what the transport does less often than with each poll, too.
+bool Loop::poll(bool all) noexcept {
     if (core_.shut) return false;
     bool moved = inbox_full_;
     if (inbox_full_) take_submissions();  // elsewhere without this look, which may miss what is being put in
     try {
-        core_.transport->poll();
+        all ? core_.transport->poll_all() : core_.transport->poll();
         for (const CommPtr& comm : running_) moved |= poll(*comm);
         moved |= messages_.poll();
         if (moved || (core_.pending() > 0 && idle_polls_++ % kIdlePolls != 0)) return moved;
@@ -417,7 +425,7 @@ void Loop::start() {
 
 void Loop::stop() {
     stopping_ = true;
-    waker_.wake();
+    wake();
     if (thread_.joinable()) thread_.join();
 }
 
@@ -428,7 +436,7 @@ void Loop::make_room() {
 
 void Loop::drain() noexcept {
     for (Backoff backoff(0, 1e-3); core_.pending() > 0; backoff.pause(core_.transport->ready())) {
-        core_.transport->poll();
+        core_.transport->poll_all();
         for (const CommPtr& comm : running_) core_.settle(*comm);
         messages_.poll();
     }

@@ -31,10 +31,8 @@ class Loop {
     void start();
     void stop();
 
-    // Ends a long rest of the thread: there may be a notice left to send.
-    void rouse() noexcept {
-        if (rests_long_) waker_.wake();
-    }
+    // Ends a rest of the thread: there is something to do, or a notice left to send.
+    void wake() noexcept { waker_.wake(); }
 
     // With the progress lock held:
     // Keeps room to poll one communicator more, so that a call on it needs no memory for that.
@@ -50,14 +48,14 @@ class Loop {
     Status start(CommId comm, const Call& call, const RequestPtr& request);
     bool run_alone(CommId comm, const Call& call, const RequestPtr& request);
     void serve();
-    void hand_over() noexcept;
+    bool has_left_work() noexcept;
     double rest(double seconds) noexcept;
     bool is_busy() const { return inbox_full_ || core_.pending() > 0; }
-    bool progress(std::unique_lock<std::mutex> held, bool rested = false) noexcept;
+    bool progress(std::unique_lock<std::mutex> held, bool all = false) noexcept;
 
     // With the progress lock held:
     void unlock_and_warn(std::unique_lock<std::mutex> held) noexcept;
-    bool poll() noexcept;
+    bool poll(bool all = false) noexcept;
     bool poll(Communicator& comm) noexcept;
     void drop_idle() noexcept;
     Cause try_fast_path(Communicator& comm, const Call& call, const Header& header) noexcept;

@@ -107,7 +107,7 @@ void Engine::renounce(const Communicator& parent, const CommKey& key, const std:
         abort.comm = key.id;
         abort.birth = key.birth;
         core_.tell(members, abort);
-        loop_.rouse();
+        loop_.wake();
     } catch (const std::bad_alloc&) {
         // Without memory they cannot be told.
     }

@@ -12,7 +12,7 @@ namespace {
 
 constexpr int kNoticeTag = 0;
 constexpr int kNoticeReceives = 16;       // preposted: a burst of notices finds its place without MPI's own buffers
-constexpr unsigned kPollsForSends = 20;   // of poll_all(): MPI may hold a send for as long
+constexpr unsigned kPollsForSends = 200;  // of poll_all(), after a send that MPI may still hold
 constexpr unsigned kNoticePolls = 16;     // polls, with messages in flight, for each look for notices
 constexpr double kGoodbyeSeconds = 0.25;  // for which close() gives notices time to leave
 

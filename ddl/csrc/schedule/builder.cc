@@ -28,14 +28,12 @@ int Builder::chunks_by_size(uint64_t elements) const {
     const auto ranks = static_cast<uint64_t>(size());
     const bool planned = plan_.message_bytes > 0;
     const uint64_t message = planned ? plan_.message_bytes : tuning_.message_bytes;
-    // A plan that knows the links may have chunks half as long, and twice as many: on slow links tiers overlap earlier.
-    const uint64_t more = planned ? 2 : 1;
-    const uint64_t chunk =
-        std::max<uint64_t>({1, tuning_.chunk_bytes / more, parts * message, ranks * tuning_.least_message_bytes});
+    const uint64_t shortest = planned ? tuning_.planned_chunk_bytes : tuning_.chunk_bytes;
+    const uint64_t chunk = std::max<uint64_t>({1, shortest, parts * message, ranks * tuning_.least_message_bytes});
     // Rounded up if the plan says how long messages are: longer ones would not go through shared memory.
     const uint64_t by_size = (bytes + (planned ? chunk - 1 : 0)) / chunk;
     const uint64_t least = bytes / parts / std::max<uint64_t>(1, tuning_.most_message_bytes);
-    uint64_t most = more * static_cast<uint64_t>(std::max(1, tuning_.most_chunks));
+    auto most = static_cast<uint64_t>(std::max(1, planned ? tuning_.planned_most_chunks : tuning_.most_chunks));
     for (size_t i = 0; i < plan_.dimensions.size(); ++i) {
         // Starting a collective of MPI or NCCL costs more than sending a message.
         constexpr uint64_t kMostGrouped = 32;

@@ -150,6 +150,10 @@ struct Tuning {
                                              // than the plan says, ...
     uint64_t least_message_bytes = 4 << 10;  // ... in the last one than this ...
     uint64_t most_message_bytes = 8 << 20;   // ... nor longer than this in any case: scratch memory has this size
+    // In place of chunk_bytes and most_chunks if the plan says how long messages are: on slow links tiers overlap
+    // earlier.
+    uint64_t planned_chunk_bytes = 64 << 10;
+    int planned_most_chunks = 1024;
 };
 
 // The schedule of `rank` for `task`. Cost: proportional to its steps. Throws Error as extent_of() does, and if `rank`
