@@ -19,8 +19,8 @@ constexpr unsigned kFastCalls = 128;    // of so many calls one takes the ordina
 // two cores, and other processes that interrupt them, a small allreduce took six times as long with 200 yields. The
 // thread yields less, beside callers that compute.
 constexpr int kYields = 4000;
-// The thread's rests, in seconds: each is some times the one before. From kLongRest on a message ends the rest, or
-// kLongestRest.
+// The thread's rests, in seconds: each is kRestGrowth times the one before, up to kLongRest. From then on a message
+// ends a rest; if none comes, it lasts for kLongestRest.
 constexpr double kShortRest = 5e-3, kRestGrowth = 1.5, kLongRest = 50e-3, kLongestRest = 1;
 constexpr int kSequenceSlots = 16;  // collectives of a communicator that tags tell apart
 static_assert(kMostCommunicators * kSequenceSlots * kOperationTags <=
@@ -205,15 +205,15 @@ void Loop::serve() {
     }
 }
 
-// A call has left something to the transport, while the thread rests for long.
+// True if a call has left something to the transport and the thread rests for long.
 bool Loop::has_left_work() noexcept {
     if (!rests_long_) return false;
     const std::unique_lock held(core_.progress, std::try_to_lock);
     return !held || core_.transport->is_busy();
 }
 
-// Lets the thread rest, for which there is nothing to do; returns for how long it may rest the next time. Short rests
-// ignore messages: they may be those of a call that this rank is about to make.
+// Lets the thread rest. Returns for how long it may rest the next time. Short rests ignore messages: they may be those
+// of a call that this rank is about to make.
 double Loop::rest(double seconds) noexcept {
     rests_long_ = seconds > kShortRest;  // first: who leaves something after the look below wakes the thread
     int messages = -1;
@@ -252,7 +252,7 @@ void Loop::unlock_and_warn(std::unique_lock<std::mutex> held) noexcept {
     }
 }
 
-// `all`: what the transport does less often than with each poll, too.
+// `all`: also what the transport does less often than with each poll.
 bool Loop::poll(bool all) noexcept {
     if (core_.shut) return false;
     bool moved = inbox_full_;
